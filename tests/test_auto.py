@@ -143,6 +143,23 @@ def test_what_is_asked_for_is_taken(here: Path) -> None:
     assert fields(scratch)["model"] == "mixer_nano" and scratch.run.optim.lr > run.optim.lr
     with pytest.raises(allmlp.UserError, match="model does not read these data: it is a model for images"):
         choose(reviews(here / "reviews.csv"), model=model)
+    with pytest.raises(
+        allmlp.UserError, match="images with 3 channels; a model of `allmlp list` is trained from random"
+    ):
+        choose(Digits(), model=model)
+
+
+def test_a_model_that_is_set_is_chosen(here: Path) -> None:
+    """The settings were those of a trained model, whose weights did not fit the one that was set."""
+    data = photos(here / "photos", {"cat": 12, "dog": 12})
+    changes = {"model": "mixer_nano", "model.depth": "2", "optim.lr": "0.5"}
+    named, found = (
+        next(iter(resolve(data, *given, device="cpu").values())).run
+        for given in ((TrainOptions("mixer_nano"), changes), (TrainOptions(), changes))
+    )
+    assert found.init_from is None and found.head_init is None and found.optim.lr == 0.5
+    assert isinstance(found.model, Encoder) and found.model.depth == 2
+    assert found.optim.weight_decay == named.optim.weight_decay and found.budget == named.budget
 
 
 @pytest.mark.slow

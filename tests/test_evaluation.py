@@ -20,11 +20,12 @@ from allmlp.cli.eval import print_classes
 from allmlp.cli.plan import print_scaling
 from allmlp.data.class_names import imagenet_classes, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
+from allmlp.data.detect import detect_data
 from allmlp.data.digits import Digits
 from allmlp.data.docstrings import Docstrings
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
-from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.evaluation import ClassResult, Evaluation, classifier_outputs, evaluate_model
 from allmlp.labeled_inputs import fit, image_inputs
@@ -33,6 +34,7 @@ from allmlp.models.seq2seq import resmlp_seq2seq
 from allmlp.optim import AdamW
 from allmlp.plan.scaling import Point, fit_points
 from allmlp.prediction import ImagePredictor, open_predictor
+from allmlp.resolve import resolve
 from allmlp.run import Budget, Run
 from allmlp.spec import to_dict
 from allmlp.tasks.causal_lm import CausalLM
@@ -41,6 +43,7 @@ from allmlp.tasks.classify_text import ClassifyText
 from allmlp.tasks.masked_lm import MaskedLM
 from allmlp.tasks.translate import Translation
 from allmlp.training import evaluate_checkpoint, train
+from command import run as run_command
 from data.sample_images import encode, scene
 from folders import CLASSES, image_folder, text_folder
 from train.runs import small
@@ -140,7 +143,8 @@ def test_images_found_corrupt_meanwhile(model: Path, tmp_path: Path, monkeypatch
     """Threads read ahead while those of a batch are listed."""
     predictor = open_predictor(str(model), device="cpu")
     assert isinstance(predictor, ImagePredictor)
-    inputs = image_inputs(str(photos(tmp_path / "photos", ("cat", "dog"))), predictor)
+    place = str(photos(tmp_path / "photos", ("cat", "dog")))
+    inputs = image_inputs(detect_data(place), place, predictor)
     split: Any = inspect.getclosurevars(inputs.corrupt).nonlocals["split"]
     split.corrupt[0] = "damaged"
 
@@ -299,6 +303,83 @@ def test_translation_of_another_file_where_those_of_the_training_are_gone(
     other.write_text("de\ten\n" + "eins zwei " * 9 + "\tone two\n", encoding="utf8")
     longer = evaluate_model(str(tmp_path / "run"), f"{other},{other}", device="cpu")
     assert longer.examples == 2 and "other_bleu" in longer.metrics and not caplog.records
+
+
+def test_columns_of_other_data_are_named_by_their_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing named them, and messages said to set a field that eval had no option for."""
+    pytest.importorskip("sacrebleu")
+    rows = [f"eins zwei {number},one two {number}" for number in range(8)]
+    table, other = tmp_path / "train.csv", tmp_path / "other.csv"
+    table.write_text("\n".join(["de,en", *rows]), encoding="utf8")
+    other.write_text("\n".join(["german,english", *rows]), encoding="utf8")
+    words = TokenizerConfig("bpe", 300, lowercase=False)
+    data = ParallelCorpus(str(table), str(table), tokenizer=words, seq_len=12, cache=str(tmp_path))
+    model, run = resmlp_seq2seq(1, 16, 2), str(tmp_path / "run")
+    train(Run(model, Translation(num_beams=1), data, budget=Budget(steps=1)), tmp_path / "run", "cpu")
+    message = r"other\.csv has no column 'de' \(set data\.source_lang to another\), only german, english"
+    with pytest.raises(allmlp.UserError, match=message):
+        evaluate_model(run, str(other), device="cpu")
+    named = {"data.source_lang": "german", "data.target_lang": "english"}
+    assert allmlp.evaluate(run, other, overrides=named, device="cpu") == evaluate_model(run, str(table)).metrics
+    for settings, place, expected in (
+        (
+            ("--set", "optim.lr=1"),
+            other,
+            "an evaluation changes fields of its data, such as data.label_column, not optim",
+        ),
+        (("--set", "data.sorce_lang=x"), other, "did you mean 'source_lang'"),
+        (("--set", "data.source_lang=german"), None, "name other data after the model"),
+    ):
+        code, _, err = run_command(capsys, "eval", run, *([place] if place else []), *settings)
+        assert (code, err.count("\n")) == (2, 1) and expected in err, err
+
+
+def test_texts_are_those_of_the_columns_in_training(tmp_path: Path) -> None:
+    """They were guessed anew: the longest texts, and not those that the run and `predict` read."""
+    pytest.importorskip("tokenizers")
+    folder, table = text_folder(tmp_path / "model", "classes"), tmp_path / "texts.csv"
+    rows = [("the cat", "dog"), ("a dog", "ship"), ("a ship", "cat")] * 3
+    lines = [f"{text},one two three four five six seven {text},{label}" for text, label in rows]
+    table.write_text("\n".join(["title,body,label", *lines]), encoding="utf8")
+    write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES, text_columns=("title",)))
+    plain = tmp_path / "plain.csv"
+    plain.write_text("\n".join(["text,label", *(",".join(row) for row in rows)]), encoding="utf8")
+    found, expected = (evaluate_model(str(folder), str(place), device="cpu") for place in (table, plain))
+    assert found.metrics == expected.metrics and not found.notes
+    other = evaluate_model(str(folder), str(table), device="cpu", overrides={"data.text_column": "body"})
+    assert other.metrics["loss"] != found.metrics["loss"]
+    write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES, text_columns=("title", "body")))
+    pairs = evaluate_model(str(folder), str(table), device="cpu")
+    assert pairs.metrics["loss"] not in (found.metrics["loss"], other.metrics["loss"])
+
+
+def test_texts_as_short_as_labels(tmp_path: Path) -> None:
+    """The table was no table of texts for eval, as these are detected by their length, and predict read it."""
+    pytest.importorskip("tokenizers")
+    folder, table = text_folder(tmp_path / "model", "classes"), tmp_path / "texts.csv"
+    rows = [f"{word}{number},{label}" for number in range(12) for word, label in zip(("red", "mat", "sat"), CLASSES)]
+    table.write_text("\n".join(["title,label", *rows]), encoding="utf8")
+    write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES, text_columns=("title",)))
+    assert evaluate_model(str(folder), str(table), device="cpu").examples == 36
+    write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES))
+    with pytest.raises(allmlp.UserError, match="there is no file or folder"):
+        evaluate_model(str(folder), str(tmp_path / "no.csv"), device="cpu")
+    (found,) = resolve(str(table), overrides={"data.text_column": "title"}, device="cpu").values()
+    assert isinstance(found.run.data, LabeledText) and found.run.data.text_column == "title"
+
+
+def test_a_label_column_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tokenizers")
+    folder, table = text_folder(tmp_path / "model", "classes"), tmp_path / "texts.csv"
+    table.write_text("text,label,mood\n" + "the cat,dog,cat\na dog,ship,dog\na ship,cat,ship\n" * 3, encoding="utf8")
+    found = [
+        evaluate_model(str(folder), str(table), device="cpu", overrides=changes)
+        for changes in ({}, {"data.label_column": "mood"})
+    ]
+    assert found[0].metrics["loss"] != found[1].metrics["loss"]
+    code, out, err = run_command(capsys, "eval", folder, table, "--set", "data.label_column=mood", "--device", "cpu")
+    assert code == 0 and f"{found[1].metrics['loss']:.4g}" in out
+    assert err == f"next: allmlp eval {folder} {table} --set data.label_column=mood --per-class\n"
 
 
 @pytest.mark.parametrize("task", ["text", "translation"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from functools import partial
@@ -177,6 +178,17 @@ def check_parameter_gradients(module: nn.Module, run: object) -> None:
 
     if weights:
         assert gradcheck(with_weights, tuple(weight.detach().requires_grad_() for weight in weights))
+
+
+@pytest.mark.parametrize("variant", ["full", "depthwise", "separable"])
+def test_gradients_of_convolutions_have_the_strides_of_their_weights(variant: str) -> None:
+    """Otherwise DDP warns of them, also where only the stride of a dimension of size 1 differs."""
+    layer = TokenConv(variant).build(CTX)  # type: ignore[arg-type]
+    for model in (layer, copy.deepcopy(layer), copy.deepcopy(layer).double().float()):
+        model(torch.randn(2, 6, 4), Context()).square().sum().backward()
+        for name, weight in model.named_parameters():
+            assert weight.grad is not None and weight.grad.stride() == weight.stride(), name
+            assert variant == "full" or weight.is_contiguous(), "it is saved and reshaped as it is"
 
 
 @pytest.mark.parametrize("spec", GATES, ids=repr)

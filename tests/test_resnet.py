@@ -66,3 +66,15 @@ def test_trains_like_any_model(tmp_path: Path) -> None:
         torch.testing.assert_close(model.forward_head(model.forward_features(images)), model(images))
         assert model.set_grad_checkpointing()(images).shape == (3, 4)
         assert model.reset_classifier(7)(images).shape == (3, 7) and model.spec.num_classes == 7
+        assert model.reset_classifier(0)(images).shape == (3, 12) and not model.spec.has_head
+        assert model.reset_classifier(2)(images).shape == (3, 2)
+
+
+def test_without_classes_it_returns_pooled_features(tmp_path: Path) -> None:
+    model = allmlp.create(SMALL, num_classes=0, seed=0).eval()
+    (images,) = model.dummy_inputs(3)
+    assert torch.equal(model(images), model.forward_features(images).mean(1))
+    assert "head" not in model.parts() and model.describe().parameters == sum(w.numel() for w in model.parameters())
+    allmlp.save(model, tmp_path)
+    assert torch.equal(allmlp.load(tmp_path)(images), model(images))
+    assert allmlp.load(tmp_path, num_classes=5)(images).shape == (3, 5)

@@ -144,7 +144,7 @@ BELOW = {
     "head_init": {"errors", "spec", "models", "data", "tasks", "threads"},
     "backtest": {"errors", "data", "device", "models", "record", "tasks", "weights"},
     "auto_series": {"data", "models"},
-    "auto_start": {"data", "head_init", "models", "run", "spec", "weights"},
+    "auto_start": {"data", "errors", "head_init", "models", "run", "spec", "weights"},
     "auto": {
         "auto_series",
         "auto_start",
@@ -172,6 +172,7 @@ BELOW = {
         "device",
         "errors",
         "files",
+        "spec",
         "data",
         "weights",
         "tasks",

@@ -89,6 +89,7 @@ def evaluate(
     dtype: torch.dtype | str | None = None,
     batch_size: int | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Evaluate a finished run on its test split, or any model on `data`.
 
@@ -99,7 +100,8 @@ def evaluate(
     test split is evaluated, or all examples if there is none; values of series that the model was trained on are left
     out. Classes are matched by name; if names differ, `classes` is a table with the class of the data and the class of
     the model. With `knn`, the features of a run are evaluated by this many nearest neighbors. `metrics` maps names to
-    functions, as in `train`; on `data` their logits are log-probabilities of the distinguished classes.
+    functions, as in `train`; on `data` their logits are log-probabilities of the distinguished classes. `overrides`
+    changes fields of `data`, such as {"data.label_column": "rating"}.
     `allmlp.evaluation.evaluate_model` also returns the results of each class, or by the origin of forecasts.
     """
     from allmlp.evaluation import evaluate_model
@@ -113,6 +115,7 @@ def evaluate(
         dtype=dtype,
         batch_size=batch_size,
         metrics=metrics,
+        overrides=overrides,
     ).metrics
 
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 from allmlp.auto_series import QUANTILES, data_settings, series_model
-from allmlp.auto_start import adapt_data, compare_starts, fits
+from allmlp.auto_start import adapt_data, compare_starts, fits, reads
 from allmlp.data.augment import Augment, HorizontalFlip, Mixup, RandAugment, Translate
 from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory, labels_of
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.parallel_corpus import TranslationDataset
-from allmlp.data.preprocessing import ImagePreprocessing, read_preprocessing
+from allmlp.data.preprocessing import read_preprocessing
 from allmlp.data.series import SeriesDataset
 from allmlp.data.squad import SquadDataset
 from allmlp.device import own_device
@@ -252,8 +252,8 @@ def named_model(settings: Settings, bundled: bool = True) -> Start | None:
     if name is not None:
         start = open_start(name)
         if start.preprocessing is not None and not fits(start.preprocessing, settings.dataset):
-            reads = "images" if isinstance(start.preprocessing, ImagePreprocessing) else "texts"
-            raise UserError(f"{name} does not read these data: it is a model for {reads}")
+            hint = "; a model of `allmlp list` is trained from random weights"
+            raise UserError(f"{name} does not read these data: it is a model for {reads(start.preprocessing)}{hint}")
         settings.set("init_from", name, "as given")
         return start
     paths = bundled_models() if bundled else {}

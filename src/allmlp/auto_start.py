@@ -7,6 +7,7 @@ import torch
 from allmlp.data.dataset import Dataset, ImageDataset
 from allmlp.data.preprocessing import ImagePreprocessing, Preprocessing, SeriesPreprocessing, TextPreprocessing
 from allmlp.data.series import SeriesDataset
+from allmlp.errors import plural
 from allmlp.head_init import HeadInit
 from allmlp.models.zoo import create
 from allmlp.run import Run
@@ -25,6 +26,13 @@ def fits(known: Preprocessing, dataset: Dataset) -> bool:
     if isinstance(dataset, SeriesDataset):
         return isinstance(known, SeriesPreprocessing)
     return isinstance(known, TextPreprocessing)
+
+
+def reads(known: Preprocessing) -> str:
+    """What a model with this preprocessing accepts, in a few words."""
+    if isinstance(known, ImagePreprocessing):
+        return f"images with {plural(len(known.mean), 'channel')}"
+    return "time series" if isinstance(known, SeriesPreprocessing) else "texts"
 
 
 def compare_starts(run: Run, dataset: Dataset, starts: list[Start], device: torch.device) -> tuple[Start, str]:

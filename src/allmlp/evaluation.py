@@ -15,16 +15,19 @@ from allmlp.accuracy import wilson_interval
 from allmlp.backtest import Origin, by_origin, unseen_windows
 from allmlp.data.class_names import ClassMatch, imagenet_numbers, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
-from allmlp.data.dataset import Split
+from allmlp.data.dataset import Data, Split
+from allmlp.data.detect import detect_data
+from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
 from allmlp.data.prefetch import Moving, Transfer, read_ahead
 from allmlp.data.sampler import eval_batches
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.squad import Squad, WindowConfig
+from allmlp.data.tables import is_table
 from allmlp.data.tokenizer import TextData, TokenizerConfig, load_tokenizer
 from allmlp.device import as_dtype, sum_dtype, warn_of_slow_format
 from allmlp.errors import UserError
-from allmlp.files import RUN, finite
+from allmlp.files import RUN, expand_user, finite
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
 from allmlp.prediction import Predictor, TextPredictor, open_predictor
 from allmlp.prediction.forecast import Forecaster, series_folder
@@ -33,6 +36,7 @@ from allmlp.prediction.stream import Pixels
 from allmlp.record import read_run
 from allmlp.report.predictions import calibrate, logits_of
 from allmlp.run import Run
+from allmlp.spec import override_all
 from allmlp.split_metrics import Metric, SplitMetrics
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import ClassifyModule
@@ -50,6 +54,7 @@ from allmlp.weights import folder
 
 MIN_TOP5_CLASSES = 10
 MAX_CONFUSED = 10
+DATA_PREFIX = "data."
 TINY = 1e-45
 """The smallest positive float32: the probability of an impossible class."""
 LEFT_OUT, UNREADABLE = -1, -2
@@ -134,6 +139,8 @@ class Setup:
     metrics: SplitMetrics = field(default_factory=SplitMetrics)
     """The user's metrics."""
     progress: Progress = lambda done, total: None
+    data_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Changed fields of other data, such as the names of columns."""
 
     @property
     def keeps_logits(self) -> bool:
@@ -155,6 +162,7 @@ def evaluate_model(
     dtype: torch.dtype | str | None = None,
     batch_size: int | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Evaluate a run on its own test split, or any model on `data`: a path, a name of `NAMED`, a dataset of the Hub.
@@ -162,14 +170,14 @@ def evaluate_model(
     Data without splits are evaluated as a whole. Their classes are matched with the model's by name; `classes` is a
     table for those with other names. `knn` evaluates the features of a run by this many nearest neighbors.
     `metrics` are functions of logits and labels, as for training; on other data, the logits are log-probabilities of
-    the distinguished classes.
+    the distinguished classes. `overrides` changes fields of `data`, such as {"data.label_column": "rating"}.
     """
     dtype = None if dtype is None else as_dtype(dtype)
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise UserError(f"models cannot be evaluated in {dtype}: use float32, bfloat16 or float16")
-    own = SplitMetrics(metrics)
+    own, fields = SplitMetrics(metrics), data_fields(overrides or {}, data)
     with parallel.join(device) as world:
-        setup = Setup(world, dtype, batch_size, own, progress)
+        setup = Setup(world, dtype, batch_size, own, progress, fields)
         warn_of_slow_format(world.device, dtype)
         if data is None:
             if classes is not None:
@@ -180,6 +188,8 @@ def evaluate_model(
         if (place := series_folder(model)) is not None:
             if classes is not None:
                 raise UserError(f"--classes is for classifiers: {model} forecasts time series")
+            if fields:
+                raise UserError(f"{model} forecasts time series, and reads a table by the columns of its training")
             return evaluate_series(model, place, data, setup)
         predictor = open_predictor(model, device=device, dtype=dtype)
         if predictor.task == "values":
@@ -189,6 +199,16 @@ def evaluate_model(
                 raise UserError(f"metrics are computed from the logits of a classifier, which {model} is not")
             return evaluate_text_task(predictor, model, data, setup)
         return evaluate_classifier(predictor, model, data, classes, setup)
+
+
+def data_fields(overrides: Mapping[str, Any], data: str | None) -> dict[str, Any]:
+    """The fields of `data` that are changed, by their names in it."""
+    for name in overrides:
+        if not name.startswith(DATA_PREFIX):
+            raise UserError(f"an evaluation changes fields of its data, such as data.label_column, not {name}")
+    if overrides and data is None:
+        raise UserError("the data of a run are evaluated as they are: name other data after the model")
+    return {name.removeprefix(DATA_PREFIX): value for name, value in overrides.items()}
 
 
 # --- the run's own data ------------------------------------------------------------------------------------
@@ -259,7 +279,11 @@ def run_outputs(
 
 
 def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: str | None, setup: Setup) -> Evaluation:
-    inputs = text_inputs(place) if isinstance(predictor, TextPredictor) else image_inputs(place, predictor)
+    data = override_all(detect_for(predictor, place), setup.data_fields)
+    if isinstance(predictor, TextPredictor):
+        inputs = text_inputs(data, place, predictor.preprocessing.text_columns)
+    else:
+        inputs = image_inputs(data, place, predictor)
     num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]
     names = model_class_names(predictor.preprocessing.class_names, num_classes)
     numbers = {} if classes else imagenet_numbers(inputs.class_names, names)
@@ -279,6 +303,16 @@ def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: st
     )
     found.metrics.update(own_metrics(setup, kept))
     return found
+
+
+def detect_for(predictor: Predictor, place: str) -> Data:
+    """The data at `place`. For a model of texts an undetected table is one of texts: they may be as short as labels."""
+    try:
+        return detect_data(place)
+    except UserError:
+        if isinstance(predictor, TextPredictor) and is_table(place) and expand_user(place).is_file():
+            return LabeledText(place)
+        raise
 
 
 def imagenet_note(class_names: Sequence[str], match: ClassMatch) -> str:
@@ -340,7 +374,8 @@ def evaluate_text_task(predictor: TextPredictor, name: str, place: str, setup: S
     if isinstance(run.data, Corpus | Squad | ParallelCorpus):
         data = run.data
     seq_len = predictor.preprocessing.seq_len
-    dataset = data.replace(test=place, seq_len=seq_len).load_test(predictor.tokenizer)
+    data = override_all(data.replace(test=place, seq_len=seq_len), setup.data_fields)
+    dataset = data.load_test(predictor.tokenizer)
     run.task.check_dataset(dataset)
     run = setup.apply(run)
     module = run.task.build_evaluator(predictor.original, dataset).to(setup.world.device)

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allmlp.data.columns import label_order, split_for_testing
-from allmlp.data.dataset import ImageDataset, labels_of
-from allmlp.data.detect import detect_data
+from allmlp.data.dataset import Data, ImageDataset, labels_of
 from allmlp.data.encoded_images import EncodedImages
 from allmlp.data.image_files import ImageFiles, LabeledFile
 from allmlp.data.image_folder import ImageFolder, folders, only_folder, split_folders, used_folders
@@ -39,9 +38,8 @@ class LabeledInputs(NamedTuple):
     """Notes from reading: guessed columns, skipped rows."""
 
 
-def image_inputs(place: str, predictor: ImagePredictor) -> LabeledInputs:
+def image_inputs(data: Data, place: str, predictor: ImagePredictor) -> LabeledInputs:
     """The test split of image data, or all images of data without splits, preprocessed for the model."""
-    data = detect_data(place)
     decode = predictor.decoding.replace(on_corrupt="skip")
     if isinstance(data, ImageFolder | ImageTable):
         title, root, files, class_names = folder_images(data) if isinstance(data, ImageFolder) else table_images(data)
@@ -122,15 +120,16 @@ def fit(images: Tensor, size: tuple[int, int], crop_pct: float, channels: int) -
     return images if images.shape[1] == 1 else images.float().mean(1, keepdim=True).round().byte()
 
 
-def text_inputs(place: str) -> LabeledInputs:
-    """The test split of labeled texts, or all texts of data without splits."""
-    data = detect_data(place)
+def text_inputs(data: Data, place: str, trained_on: tuple[str, ...]) -> LabeledInputs:
+    """The test split of labeled texts, or all texts of data without splits; tables are read by the columns that the
+    model was `trained_on` if they have them.
+    """
     if not isinstance(data, LabeledText):
         raise UserError(
             f"the model classifies texts, but {place} is neither a table of texts with labels nor a folder of text "
             "files per class"
         )
-    reader, title = LabeledTextReader(data), place
+    reader, title = LabeledTextReader(data, trained_on), place
     rows = reader.read(data.test or data.path)
     last = "" if data.test else split_for_testing({row.split for row in rows})
     if data.test or last:

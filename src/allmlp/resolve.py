@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from allmlp import recipes
 from allmlp.auto import Reason, TrainOptions, choose_run, show
 from allmlp.data.detect import NAMED, detect_data
+from allmlp.data.labeled_text import LabeledText
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.tables import is_table
 from allmlp.errors import UserError, command, did_you_mean, lookup
@@ -85,11 +86,18 @@ def resolve(
     if not path.exists() and source not in NAMED and re.fullmatch(r"[\w./-]+", source):
         hint = did_you_mean(source, [*recipes.recipes(), *NAMED, *(file.name for file in Path().iterdir())])
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
+    model = overrides.get("model")
+    is_preset = isinstance(model, str) and model in presets() and not Path(model).exists()
+    if is_preset and options.model is None and "init_from" not in overrides:
+        # As with --model: settings for this model, and not for a trained one, whose weights do not fit it.
+        options = options._replace(model=model)
+        overrides = {name: value for name, value in overrides.items() if name != "model"}
     # Overrides of the data come first: without them data may be unreadable, as with two possible label columns.
     names = (name for name in overrides if name.startswith("data.") and name not in Run.aliases)
     fields = {name.removeprefix("data."): overrides[name] for name in names}
     series = is_table(source) and not fields.keys().isdisjoint(("horizon", "time_column", "id_columns"))
-    data = SeriesTable(source) if series else detect_data(source)
+    texts = path.is_file() and is_table(source) and "text_column" in fields  # which may be as short as labels
+    data = SeriesTable(source) if series else LabeledText(source) if texts else detect_data(source)
     choice = choose_run(override_all(data, fields), device=device, overrides=overrides, **options._asdict())
     run = override_all(choice.run, overrides)
     changes = {*overrides, *(field.partition(".")[0] for field in overrides if field.startswith(("task.", "budget.")))}

@@ -160,7 +160,7 @@ def test_one_tokenizer_for_both_languages_is_kept(tmp_path: Path, cache: Path) -
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"source_lang": "ger"}, "no column 'ger', only en, de, cs"),
+        ({"source_lang": "ger"}, r"no column 'ger' \(set data.source_lang to another\), only en, de, cs"),
         ({"train": ""}, "first line must name the columns"),
         ({"train": "en\tde\n"}, "has no pairs of sentences"),
         ({"test": "en\tde\n\n\ta\n"}, r"test\.tsv has no pairs of sentences"),
@@ -224,5 +224,7 @@ def test_other_tables(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"de": a, "en": b}) for a, b in LINES))
     for name in ("a.csv", "a.jsonl"):
         assert texts(spec.replace(path=str(tmp_path / name)).load()) == LINES
-    with pytest.raises(UserError, match=r"a\.csv has no column 'dee'; did you mean 'de'\?"):
+    with pytest.raises(
+        UserError, match=r"a\.csv has no column 'dee' \(set data.source_lang to another\); did you mean 'de'\?"
+    ):
         spec.replace(path=str(tmp_path / "a.csv"), source_lang="dee").load()

@@ -115,6 +115,7 @@ def test_mistakes(images: Path, photos: Path, texts: Path, tmp_path: Path, comma
         (("embed", images, photos), "either --out, to write the features, or --near"),
         (("embed", images, photos, "--near", "no.png"), "there is no file no.png"),
         (("embed", bank, "--near", photos / "0.png"), f"name the model of these features: allmlp embed MODEL {bank}"),
+        (("embed", texts, "gone.npy", "--near", "the cat"), "there is no file gone.npy"),
         (("embed", images, photos, "--near", photos), "has several images: name one"),
         (
             ("embed", translation, "the cat", "--out", tmp_path / "f.npy"),

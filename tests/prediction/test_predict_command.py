@@ -246,6 +246,28 @@ def test_a_model_of_pairs_suggests_two_texts(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err == f"next: allmlp predict {folder} TEXT --context TEXT\n"
 
 
+def test_a_model_of_pairs_warns_once_of_single_texts(
+    tmp_path: Path, command: Command, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were classified without a word."""
+    known = TextPreprocessing("classes", 24, CLASSES, text_columns=("premise", "hypothesis"))
+    folder = text_folder(tmp_path / "pairs", "classes")
+    write_preprocessing(folder, known)
+    texts, paired = tmp_path / "texts.csv", tmp_path / "paired.csv"
+    labels = "".join(f"{name}\n" for name in ("label", *CLASSES))
+    texts.write_text("".join(f"the cat,{label}\n" for label in labels.split()).replace("the cat", "premise", 1))
+    paired.write_text(texts.read_text().replace("premise", "premise,hypothesis").replace("the cat", "the cat,a dog"))
+    for one in (("predict", folder, "the cat", "--context", "a dog"), ("eval", folder, paired)):
+        assert command(*one)[0] == 0
+    assert allmlp.predict(folder, [("the cat", "a dog")]) and not caplog.text
+    for one in (("predict", folder, "the cat"), ("eval", folder, texts)):
+        assert command(*one)[0] == 0
+    assert caplog.text.count("trained on pairs, premise with hypothesis, and now reads a text without a second") == 1
+    write_preprocessing(folder, known.replace(text_columns=("premise",)))
+    caplog.clear()
+    assert command("predict", folder, "the cat")[0] == 0 and not caplog.text
+
+
 def test_tokens_of_every_mask(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     masked = text_folder(tmp_path / "masked", "text")
     next_prediction(masked)

@@ -625,6 +625,16 @@ def test_causal_model_that_classifies(tmp_path: Path) -> None:
     assert sorted(one["label"] for one in found) == sorted(CLASSES)
 
 
+def test_a_classifier_of_pairs_warns_of_single_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = text_folder(tmp_path / "model", "classes")
+    write_preprocessing(folder, read_preprocessing(folder).replace(text_columns=("premise", "hypothesis")))
+    with TestClient(create_app({"model": load_service(folder)})) as client:
+        assert client.post("/classify", json={"text": "one", "text_pair": "two"}).status_code == 200
+        assert "trained on pairs" not in caplog.text
+        assert client.post("/classify", json={"text": "one"}).status_code == 200
+        assert "over HTTP as text_pair" in caplog.text
+
+
 def test_settings_of_generate(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     with TestClient(create_app({"causal": load_service(text_folder(tmp_path, "causal"))})) as client:

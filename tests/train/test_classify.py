@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -10,9 +11,13 @@ import torch
 import allmlp
 from allmlp.data.augment import Augment, HorizontalFlip, Mixup
 from allmlp.data.sampler import Batch, eval_batches
+from allmlp.models.huggingface import HuggingFaceImages
 from allmlp.models.model import Model
 from allmlp.tasks.classify import Classify, ClassifyModule, majority_accuracy
-from allmlp.tasks.task import StepContext
+from allmlp.tasks.dino import Dino
+from allmlp.tasks.distill import Distill
+from allmlp.tasks.probe import Probe
+from allmlp.tasks.task import StepContext, Task
 from train.runs import Blobs, small
 
 
@@ -22,6 +27,30 @@ def model_of(task: Classify) -> Model:
     with torch.no_grad():
         model.get_parameter("head.proj.weight").normal_(generator=torch.Generator().manual_seed(0))
     return model
+
+
+@pytest.mark.parametrize(
+    "task", [Classify(), Probe(), Distill(teacher="unused"), Dino()], ids=lambda task: type(task).__name__
+)
+def test_a_model_is_configured_for_the_channels_of_the_data(task: Task) -> None:
+    """A named model ended in "expected images with 3 channels, got 1", a ResNet in a traceback."""
+    for name in ("mixer_nano", "resnet18_cifar"):
+        spec = task.configure_model(allmlp.preset(name).spec, Blobs().load())
+        assert spec.input_channels == 1
+        (images,) = allmlp.create(spec, seed=0).dummy_inputs()
+        assert images.shape[1] == 1
+
+
+def test_a_network_of_another_package_is_configured_for_the_channels() -> None:
+    spec = Classify().configure_model(HuggingFaceImages("deit_ti16"), Blobs().load())
+    assert spec == HuggingFaceImages("deit_ti16", num_classes=4, in_chans=1)
+
+
+def test_a_trained_model_of_other_channels_is_refused(tmp_path: Path) -> None:
+    allmlp.save(allmlp.create(small().model.configure(in_chans=3), seed=0), tmp_path / "colors")
+    run = small(init_from=str(tmp_path / "colors"))
+    with pytest.raises(allmlp.UserError, match=r"colors reads images with 3 channels, those of the run have 1: train"):
+        allmlp.train(run, tmp_path / "gray")
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])

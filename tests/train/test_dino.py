@@ -32,6 +32,8 @@ from command import run as run_command
 from train.runs import Blobs, selfsupervised, small
 from train.test_train import losses, same_weights, train_interrupted
 
+CONVNET = ResNet(widths=(8, 16), depths=(1, 1), img_size=(8, 8), in_chans=1, num_classes=4)
+
 
 def module(**changes: Any) -> DinoModule:
     run = selfsupervised()
@@ -166,19 +168,22 @@ def test_options_that_would_not_reach_the_teacher_are_refused(option: str) -> No
 @pytest.mark.slow
 def test_a_convnet_learns_and_is_probed(tmp_path: Path) -> None:
     """ResNet as student and teacher, local crops as they are; its classifier is trained by the probe alone."""
-    model = ResNet(widths=(8, 16), depths=(1, 1), img_size=(8, 8), in_chans=1, num_classes=4)
-    run = selfsupervised().replace(model=model, optim=Sgd(lr=0.05, weight_decay=0.0), eval_every=1000, save_every=1000)
+    run = selfsupervised().replace(
+        model=CONVNET, optim=Sgd(lr=0.05, weight_decay=0.0), eval_every=1000, save_every=1000
+    )
     result = loop.train(run.replace(budget=Budget(steps=20)), tmp_path / "dino", "cpu")
     assert result["knn_accuracy"] > 0.5
     body = allmlp.load(tmp_path / "dino")
-    fresh = allmlp.create(model, seed=run.seed)
+    assert not body.spec.has_head and body(*body.dummy_inputs(3)).shape == (3, 16)
+    fresh = allmlp.create(CONVNET, seed=run.seed)
     assert not torch.equal(body.get_parameter("conv1.weight"), fresh.get_parameter("conv1.weight"))
     assert not torch.equal(body.get_buffer("bn1.running_mean"), fresh.get_buffer("bn1.running_mean"))
     probe = run.replace(task=Probe(), init_from=str(tmp_path / "dino"), optim=Sgd(lr=0.5, weight_decay=0.0))
     assert loop.train(probe.replace(budget=Budget(steps=30)), tmp_path / "probe", "cpu")["accuracy"] > 0.5
     probed = allmlp.load(tmp_path / "probe")
-    changed = {name for name, tensor in body.state_dict().items() if not torch.equal(tensor, probed.state_dict()[name])}
-    assert changed == {"fc.weight", "fc.bias"}
+    before, after = body.state_dict(), probed.state_dict()
+    assert after.keys() - before.keys() == {"fc.weight", "fc.bias"}
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_skipped_step_does_not_spoil_the_next_ones(tmp_path: Path) -> None:
@@ -187,6 +192,23 @@ def test_a_skipped_step_does_not_spoil_the_next_ones(tmp_path: Path) -> None:
     run = selfsupervised().replace(data=Blobs(spoiled=True), nan="skip", batch_size=8, **steps)
     loop.train(run, tmp_path, "cpu")
     assert len(losses(tmp_path)) == 9 and all(map(math.isfinite, losses(tmp_path).values()))
+
+
+def test_a_pretrained_convnet_is_a_start_and_not_a_classifier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was saved with a classifier of random weights, whose classes were predicted."""
+    folder, photo = tmp_path / "dino", tmp_path / "photo.png"
+    Image.new("L", (8, 8)).save(photo)
+    run = selfsupervised().replace(model=CONVNET, budget=Budget(steps=1))
+    loop.train(run, folder, "cpu")
+    code, _, err = run_command(capsys, "predict", folder, photo)
+    assert code == 2 and "features, not class scores" in err and f"allmlp train DATA --model {folder}" in err
+    assert run_command(capsys, "embed", folder, photo, "--out", tmp_path / "features.npy")[0] == 0
+    classifier = allmlp.create(CONVNET, seed=1)  # a student that begins as a trained classifier leaves its head behind
+    allmlp.save(classifier, tmp_path / "classifier")
+    loop.train(run.replace(init_from=str(tmp_path / "classifier")), tmp_path / "from_classifier", "cpu")
+    assert not allmlp.load(tmp_path / "from_classifier").spec.has_head
 
 
 def test_a_pretrained_model_is_a_start_and_not_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

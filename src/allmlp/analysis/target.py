@@ -16,10 +16,7 @@ from allmlp.data.decode import SUFFIXES, Decode, read_images
 from allmlp.data.preprocessing import TOKENIZER_FILES, ImagePreprocessing, SeriesPreprocessing, known_preprocessing
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import UserError, plural
-from allmlp.models.encoder import Encoder
-from allmlp.models.external import External
 from allmlp.models.model import Model, ModelSpec
-from allmlp.models.resnet import ResNet
 from allmlp.models.zoo import create
 from allmlp.tasks.task import Normalize
 from allmlp.weights import folder
@@ -139,13 +136,7 @@ def load_target(name: str = BUNDLED, device: str | torch.device = "cpu") -> Anal
 
 def default_preprocessing(spec: ModelSpec) -> ImagePreprocessing | None:
     """ImageNet's statistics, for an image model without a preprocessing file."""
-    if isinstance(spec, (External, ResNet)):
-        channels = spec.in_chans
-    elif isinstance(spec, Encoder) and spec.input_size is not None:
-        channels = spec.stem.in_chans  # type: ignore[attr-defined]
-    else:
+    if spec.input_channels not in (1, 3):
         return None
-    if channels not in (1, 3):
-        return None
-    decode = Decode(color="rgb" if channels == 3 else "gray")
+    decode = Decode(color="rgb" if spec.input_channels == 3 else "gray")
     return ImagePreprocessing(*decode.statistics(), crop_pct=decode.crop_pct)

@@ -60,6 +60,8 @@ def embed(
     model, places = split_model(inputs)
     columns = Columns(column, pair_column, tuple(keep or ()))
     kept = tuple(columns.kept.values())
+    if missing := [place for place in places if place.endswith(".npy") and not Path(place).is_file()]:
+        raise UserError(f"there is no file {missing[0]}")  # a model of texts would read the name as one
     saved = near is not None and len(places) == 1 and are_features(Path(places[0]))
     if saved and len(inputs) == 1:  # features of different models cannot be compared, even if they are of one size
         raise UserError(f"name the model of these features: allmlp embed MODEL {places[0]} --near QUERY")

@@ -10,6 +10,7 @@ import typer
 from allmlp.cli.app import (
     MetricOption,
     app,
+    assignments,
     cell,
     console,
     examples,
@@ -74,6 +75,9 @@ def eval_command(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples per batch.", min=1)] = None,
     metric: MetricOption = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of the data: data.label_column=rating.")
+    ] = None,
 ) -> None:
     """Evaluate a trained model on the test split of its run, or on other data.
 
@@ -100,11 +104,13 @@ def eval_command(
             "progress": lambda done, total: bar.update(row, completed=done, total=total),
         }
         if real is not None:
-            if data is None or classes is not None or knn is not None or metric:
-                raise UserError("--real needs the folder of the validation images, and no --classes, --knn or --metric")
+            if data is None or classes is not None or knn is not None or metric or settings:
+                raise UserError(
+                    "--real needs the folder of the validation images, and no --classes, --knn, --metric or --set"
+                )
             found = evaluate_real_labels(model, data, str(real), **options)
         else:
-            options["metrics"] = import_metrics(metric or [])
+            options |= {"metrics": import_metrics(metric or []), "overrides": assignments(settings or [])}
             found = evaluate_model(model, data, classes=str(classes) if classes else None, knn=knn, **options)
     if not is_main_process():
         return
@@ -113,7 +119,8 @@ def eval_command(
         return
     print_evaluation(found, per_class)
     if found.class_results and not per_class:
-        next_command("eval", model, *([data] if data else []), "--per-class")
+        given = (word for setting in settings or [] for word in ("--set", setting))
+        next_command("eval", model, *([data] if data else []), *given, "--per-class")
 
 
 def print_evaluation(found: Evaluation, per_class: bool) -> None:

@@ -240,10 +240,13 @@ class ExampleColumns(NamedTuple):
 
 
 class LabeledTextReader:
-    """Reads examples from tables, using the columns found in the first one, and from folders of text files."""
+    """Reads examples from tables, using the columns found in the first one, and from folders of text files.
 
-    def __init__(self, spec: LabeledText) -> None:
-        self.spec = spec
+    `trained_on` are the columns of texts that a model was trained on: a table that has them is read by these.
+    """
+
+    def __init__(self, spec: LabeledText, trained_on: tuple[str, ...] = ()) -> None:
+        self.spec, self.trained_on = spec, trained_on
         self.columns = ExampleColumns("", "", "", "")
         self.guessed: dict[str, str] = {}
         self.skipped: Counter[str] = Counter()
@@ -288,9 +291,14 @@ class LabeledTextReader:
     def find_columns(self, table: Table) -> ExampleColumns:
         spec, names = self.spec, table.columns
         samples = sample_columns(table)
-        first = named_column(names, spec.text_column, TEXT_COLUMNS, table.file)
+        is_named = spec.text_column or spec.text_pair_column
+        known = () if is_named or not {*self.trained_on} <= {*names} else self.trained_on
+        first = known[0] if known else named_column(names, spec.text_column, TEXT_COLUMNS, table.file)
         label = named_column(names, spec.label_column, LABEL_COLUMNS, table.file, taken=(first,))
-        second = named_column(names, spec.text_pair_column, TEXT_PAIR_COLUMNS, table.file, taken=(first, label))
+        if known:
+            second = known[1] if len(known) > 1 else None
+        else:
+            second = named_column(names, spec.text_pair_column, TEXT_PAIR_COLUMNS, table.file, taken=(first, label))
         if label is None:
             label = guess_label([sample for sample in samples if sample.name not in (first, second)], table)
             self.guessed["label_column"] = label

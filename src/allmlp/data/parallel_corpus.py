@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
@@ -12,14 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from allmlp.data.columns import named_column
 from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.splits import group_by_keys, split_by_group
 from allmlp.data.tables import SEPARATORS, read_separated, read_table, sniff, table_suffix, test_names
 from allmlp.data.text_files import exists, find_files, open_text, split_commas
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig
-from allmlp.errors import UserError
+from allmlp.errors import UserError, did_you_mean
 from allmlp.files import expand_user
 from allmlp.spec import Count, NonNegative, Rate, Seed
 
@@ -235,9 +234,7 @@ def read_tsv(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
     header = [name.strip() for name in next(rows, "").split("\t")]
     if not any(header):
         raise UserError(f"{file} has no pairs of sentences: its first line must name the columns")
-    for name in (source, target):
-        if name not in header:
-            raise UserError(f"{file} has no column {name!r}, only {', '.join(header)}")
+    check_languages(file, header, source, target)
     left, right = header.index(source), header.index(target)
     for number, row in enumerate(rows, 2):
         cells = row.split("\t")
@@ -250,10 +247,16 @@ def read_tsv(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
 def read_columns(file: str, source: str, target: str) -> Iterator[tuple[str, str]]:
     """Two columns of a table with quotes, or in another format."""
     table = read_table(file) if table_suffix(file) else read_separated(file, SEPARATORS[".tsv"])
-    for name in (source, target):
-        named_column(table.columns, name, (), file)
+    check_languages(file, table.columns, source, target)
     for row in table:
         yield row[source].strip(), row[target].strip()
+
+
+def check_languages(file: str, columns: Sequence[str], source: str, target: str) -> None:
+    for name, field in ((source, "source_lang"), (target, "target_lang")):
+        if name not in columns:
+            hint = did_you_mean(name, columns) or f", only {', '.join(columns)}"
+            raise UserError(f"{file} has no column {name!r} (set data.{field} to another){hint}")
 
 
 def read_aligned(source: str, target: str) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -9,6 +11,8 @@ from allmlp.data.frequency import Frequency
 from allmlp.errors import UserError, command, plural
 from allmlp.files import CONFIG, RUN, write_atomically, write_text_atomically
 from allmlp.spec import Count, Rate, Spec, from_json, to_json
+
+log = logging.getLogger("allmlp.data")
 
 PREPROCESSING_FILE = "preprocessing.json"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
@@ -70,6 +74,17 @@ class SeriesPreprocessing(Spec):
 
 
 Preprocessing = ImagePreprocessing | TextPreprocessing | SeriesPreprocessing
+
+
+@cache
+def warn_of_single_text(model: str, trained_on: tuple[str, ...]) -> None:
+    """Warn, once per model, if it was trained on pairs. It is no error: second texts may be empty in training too."""
+    if len(trained_on) > 1:
+        log.warning(
+            "the model in %s was trained on pairs, %s with %s, and now reads a text without a second one: give it with "
+            "--context or --pair-column, from Python as a pair, over HTTP as text_pair",
+            *(model, *trained_on[:2]),
+        )
 
 
 def write_preprocessing(folder: Path, preprocessing: Preprocessing) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from allmlp.layers.init import Distribution, Init
@@ -50,6 +51,12 @@ class Conv2d(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, kernel: int, init: Init, **kwargs: Any) -> None:
         self.init = init
         super().__init__(inputs, outputs, kernel, **kwargs)
+        if self.weight.is_contiguous(memory_format=torch.channels_last):
+            # The same place in memory for every element, but the strides of the gradient over tokens, with which DDP
+            # compares them, also where a dimension is 1.
+            _, rows, height, width = self.weight.shape
+            strides = (rows * height * width, 1, rows * width, rows)
+            self.weight = nn.Parameter(self.weight.detach().as_strided(self.weight.shape, strides))
 
     def reset_parameters(self) -> None:
         fan_in = self.weight[0].numel()

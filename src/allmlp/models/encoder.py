@@ -111,6 +111,10 @@ class Encoder(ModelSpec):
         return self.stem.img_size if isinstance(self.stem, PatchEmbed) else None
 
     @property
+    def input_channels(self) -> int | None:
+        return self.stem.in_chans if isinstance(self.stem, PatchEmbed) else None
+
+    @property
     def has_head(self) -> bool:
         return self.head is not None
 

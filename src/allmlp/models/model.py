@@ -50,6 +50,11 @@ class ModelSpec(Spec, abstract=True):
         return None
 
     @property
+    def input_channels(self) -> int | None:
+        """Channels of the input images; None for other inputs."""
+        return None if self.input_size is None else getattr(self, "in_chans", None)
+
+    @property
     def has_head(self) -> bool:
         """False for a model whose output are features."""
         return True
@@ -60,6 +65,10 @@ class ModelSpec(Spec, abstract=True):
             if name not in hints(type(self)):
                 raise UserError(f"{type(self).__name__} models have no {name!r}")
         return self.replace(**options)
+
+    def with_channels(self, channels: int) -> Self:
+        """A copy for images with this many channels; a model that has them, or reads no images, is unchanged."""
+        return self if self.input_channels in (None, channels) else self.configure(in_chans=channels)
 
     def shallow(self) -> tuple[ModelSpec, dict[str, range]]:
         """The model with one block per stack, and path of each numbered part -> block numbers it represents.

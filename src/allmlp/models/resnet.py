@@ -5,14 +5,14 @@ With the usual stem for CIFAR: a 3 x 3 convolution instead of the 7 x 7 convolut
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from allmlp.models.model import Model, ModelSpec
 from allmlp.models.preset import Preset
-from allmlp.spec import Count, Size
+from allmlp.spec import MAX_COUNT, Count, Range, Size
 
 
 class ResNet(ModelSpec):
@@ -28,13 +28,23 @@ class ResNet(ModelSpec):
     depths: tuple[Count, ...] = (2, 2, 2, 2)
     img_size: Size = (32, 32)
     in_chans: Count = 3
-    num_classes: Count = 10
+    num_classes: Annotated[int, Range(0, MAX_COUNT)] = 10
+    """0 for none: the model returns pooled features."""
     stem: Literal["small", "large"] = "small"
     """small: a 3 x 3 convolution. large, as for ImageNet: a 7 x 7 one and max pooling, which divide both sides by 4."""
 
     @property
     def input_size(self) -> tuple[int, int]:
         return self.img_size
+
+    @property
+    def has_head(self) -> bool:
+        return self.num_classes > 0
+
+    @property
+    def num_features(self) -> int:
+        """Channels of the last stage."""
+        return self.widths[-1]
 
     def build(self) -> ResNetModel:
         return ResNetModel(self)
@@ -55,12 +65,15 @@ class ResNetModel(Model[ResNet]):
             self.stages.append(f"layer{number}")
             self.add_module(self.stages[-1], nn.Sequential(*blocks))
             width = channels
-        self.fc = nn.Linear(width, spec.num_classes)
+        self.fc = self.build_head()
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             elif isinstance(layer, BasicBlock):
                 nn.init.zeros_(layer.bn2.weight)
+
+    def build_head(self) -> nn.Module:
+        return nn.Linear(self.spec.num_features, self.spec.num_classes) if self.spec.has_head else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(images))
@@ -80,13 +93,15 @@ class ResNetModel(Model[ResNet]):
         return (torch.randn(size, device=self.device, dtype=self.dtype),)
 
     def parts(self) -> dict[str, str]:
-        return {"stem": "conv1", "stem.norm": "bn1", **{stage: stage for stage in self.stages}, "head": "fc"}
+        parts = {"stem": "conv1", "stem.norm": "bn1", **{stage: stage for stage in self.stages}}
+        return parts | {"head": "fc"} if self.spec.has_head else parts
 
     def reset_classifier(self, num_classes: int) -> Self:
-        """Replace the classifier by a new one."""
+        """Replace the classifier by a new one; 0 classes for none."""
         self.spec = self.spec.replace(num_classes=num_classes)
         self.forget_class_names()
-        self.fc = nn.Linear(self.fc.in_features, num_classes, device=self.device, dtype=self.dtype)
+        with self.device:
+            self.fc = self.build_head().to(self.dtype)
         return self
 
 

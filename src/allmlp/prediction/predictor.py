@@ -27,6 +27,7 @@ from allmlp.data.preprocessing import (
     SeriesPreprocessing,
     TextPreprocessing,
     read_preprocessing,
+    warn_of_single_text,
 )
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.data.workers import Workers, own_cores
@@ -263,7 +264,7 @@ class TextPredictor:
         """Names of the classes; their indices where they have none."""
         if self.task != "classes" or self.class_names:
             return self.class_names
-        return tuple(map(str, range(self.probabilities([("a", "")]).shape[1])))
+        return tuple(map(str, range(self.probabilities([("a", "a")]).shape[1])))
 
     def read(self, source: Any) -> tuple[str, str]:
         """A text and its second text, or ""; threads may call this.
@@ -299,6 +300,8 @@ class TextPredictor:
         """Class probabilities, n k."""
         from allmlp.tasks.classify_text import classify_texts
 
+        if not all(second for _, second in pairs):
+            warn_of_single_text(self.name, self.preprocessing.text_columns)
         probabilities = classify_texts(self.model, self.tokenizer, pairs, self.preprocessing.mask_padding)
         check_classes(self.name, self.original.spec, probabilities, self.class_names)
         return probabilities

@@ -45,13 +45,13 @@ class TextService:
         generates = predictor.causal and predictor.task == "text"  # a causal model may also have learned to classify
         self.endpoint: schema.Endpoint = "generate" if generates else ENDPOINTS[predictor.task]
         if self.endpoint == "classify":
-            self.classify([("a", "")])  # raises UserError if the outputs cannot be those of a classifier
+            self.classify([("a", "a")])  # raises UserError if the outputs cannot be those of a classifier
 
     def warm_up(self) -> tuple[BatchFunction, Any]:
         """The function of the endpoint, and a short input."""
         examples: dict[schema.Endpoint, tuple[BatchFunction, Any]] = {
             "fill": (self.fill, MASK_TOKEN),
-            "classify": (self.classify, ("a", "")),
+            "classify": (self.classify, ("a", "a")),
             "answer": (self.answer, ("a", "a")),
             "translate": (self.translate, "a"),
             "generate": (self.generate, Prompt("")),

@@ -39,7 +39,7 @@ class Classify(Task):
     """0 gives all examples the same weight, 1 all classes."""
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
-        return model.configure(num_classes=len(dataset.class_names))
+        return model.with_channels(len(dataset.mean)).configure(num_classes=len(dataset.class_names))
 
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return ClassifyModule(self, model, dataset)

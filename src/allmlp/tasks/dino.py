@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -26,7 +25,7 @@ from allmlp.models.model import Model, ModelSpec
 from allmlp.models.resnet import ResNet
 from allmlp.models.zoo import create
 from allmlp.spec import Count, Rate, from_json, to_json
-from allmlp.tasks.probe import KnnEval, evaluate_knn, pooled_features, subsample
+from allmlp.tasks.probe import KnnEval, evaluate_knn, subsample
 from allmlp.tasks.task import Losses, Normalize, StepContext, Sums, Task, TaskModule, Temperature
 
 
@@ -64,8 +63,9 @@ class Dino(Task):
         return "it resizes whole token matrices, which FSDP splits"
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
+        model = model.with_channels(len(dataset.mean))
         if isinstance(model, ResNet):
-            return model.configure(img_size=self.crops.global_size)
+            return model.configure(img_size=self.crops.global_size, num_classes=0)
         if not isinstance(model, Encoder) or model.pool is None:
             raise UserError("DINO needs one of this library's image encoders, with a pool")
         return model.replace(head=None).configure(img_size=self.crops.global_size)
@@ -87,13 +87,10 @@ class DinoModule(TaskModule):
         super().__init__()
         self.spec, self.num_classes = spec, len(dataset.class_names)
         convolutional = isinstance(model.spec, ResNet)
-        width = model.spec.widths[-1] if convolutional else model.spec.num_features
+        width = model.spec.num_features  # the output of a model without a head
         self.student, self.student_head = model, ProjectionHead(spec, width)
         self.model = create(model.spec if convolutional else model.spec.configure(drop_path=0.0), device=model.device)
         self.head = ProjectionHead(spec, width)
-        if convolutional:
-            # Only the pooled features are trained; the classifier is left to a probe.
-            model.get_submodule(model.parts()["head"]).requires_grad_(False)
         for teacher, student in self.pairs():
             teacher.load_state_dict(student.state_dict())
             teacher.requires_grad_(False)
@@ -102,8 +99,7 @@ class DinoModule(TaskModule):
         self.bank = subsample(dataset.train, spec.knn.bank_size)
         self.local_student: Callable[[Tensor], Tensor] | None = None
         if spec.crops.num_local:
-            at_size = partial(pooled_features, model) if convolutional else ForwardAtSize(model, spec.crops.local_size)
-            self.local_student = at_size
+            self.local_student = model.forward if convolutional else ForwardAtSize(model, spec.crops.local_size)
         self.register_buffer("center", torch.zeros(spec.out_dim))
         # Teacher outputs, summed over the global crops since the last optimizer step.
         self.output_sum, self.num_outputs = torch.zeros(spec.out_dim, device=model.device), 0
@@ -131,20 +127,15 @@ class DinoModule(TaskModule):
         images, uniforms, temperature, train_last_layer = inputs
         global_crops, *local_crops = (self.normalize(views) for views in self.spec.crops.apply(images, uniforms))
         with torch.no_grad():
-            outputs = self.head(self.features(self.model, global_crops)).float()
+            outputs = self.head(self.model(global_crops)).float()
             p = ((outputs - self.center) / temperature).softmax(1)
             self.output_sum.add_(outputs.sum(0))
-        features = [self.features(self.student, global_crops)]
+        features = [self.student(global_crops)]
         features += [self.local_student(views) for views in local_crops if self.local_student]
         logits = self.student_head(torch.cat(features), train_last_layer).float()
         log_q = (logits / self.spec.student_temperature).log_softmax(1)
         loss = dino_loss(p.unflatten(0, (-1, len(images))), log_q.unflatten(0, (-1, len(images))))
         return Losses(loss, {"entropy": -(p * p.clamp(min=1e-12).log()).sum(1).mean()})
-
-    @staticmethod
-    def features(model: Model, images: Tensor) -> Tensor:
-        """Pooled features, the output of an encoder without a head."""
-        return model(images) if isinstance(model.spec, Encoder) else pooled_features(model, images)
 
     @torch.no_grad()
     def after_step(self, progress: float) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from allmlp.data.dataset import Dataset
 from allmlp.data.preprocessing import Preprocessing
 from allmlp.data.series import SeriesDataset
-from allmlp.errors import UserError
+from allmlp.errors import UserError, plural
 from allmlp.layers.mixers.projection import Dense, Toeplitz, TokenProjection
 from allmlp.models.encoder import Encoder
 from allmlp.models.encoder_decoder import EncoderDecoder
@@ -71,9 +71,16 @@ def transfer(model: Model, start: Start) -> list[str]:
     All weights must match, except for head and pool, which keep their initialization if they differ. Weights of the
     same model at another image size or sequence length are resized; Toeplitz matrices can become dense ones.
     """
+    known, channels = start.model.spec.input_channels, model.spec.input_channels
+    if None not in (known, channels) and known != channels:
+        raise UserError(
+            f"{start.name} reads images with {plural(known, 'channel')}, those of the run have {channels}: train "
+            "a model from random weights, such as --model mixer_nano"
+        )
     source = resized(start.model, model.spec)
     source |= dense_matrices(model, source)
-    prefixes = (*HEAD_PREFIXES, f"{model.parts().get('head', 'head')}.")
+    heads = (f"{part.parts().get('head', 'head')}." for part in (model, start.model))
+    prefixes = (*HEAD_PREFIXES, *heads)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in source.items()}
     fresh = [name for name, shape in shapes.items() if name.startswith(prefixes) and given.get(name) != shape]
