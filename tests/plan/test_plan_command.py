@@ -105,6 +105,13 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list
     assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("error: ") and reason in err
 
 
+@pytest.mark.parametrize("option", ["--storage-bandwidth", "--network-bandwidth", "--restart-minutes"])
+@pytest.mark.parametrize("value", ["-1", "inf", "nan"])
+def test_limits_are_in_the_units_of_the_options(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    code, _, err = run(capsys, "plan", "mixer_h14", "--samples", "1e6", option, value)
+    assert code == 2 and err.count("\n") == 1 and option in err and "Job." not in err
+
+
 @pytest.mark.slow
 def test_check_against_real_steps(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--check", "--gpus", "1", "--batch-size", "2", "--device", "cpu", "--json"]

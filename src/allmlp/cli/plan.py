@@ -69,13 +69,15 @@ def plan(
     mfu: Annotated[
         float | None, typer.Option(help="Model FLOPs utilization; default: the measured one of the family.")
     ] = None,
-    network_bandwidth: Annotated[float | None, typer.Option(help="GB/s per GPU; default: the GPU's.")] = None,
+    network_bandwidth: Annotated[
+        float | None, typer.Option(help="GB/s per GPU; default: the GPU's.", min=0.001, max=1_000_000)
+    ] = None,
     storage_bandwidth: Annotated[
-        float | None, typer.Option(help="GB/s at which checkpoints are written; default 2.")
+        float | None, typer.Option(help="GB/s at which checkpoints are written; default 2.", min=0.001, max=1_000_000)
     ] = None,
     sample_bytes: Annotated[float | None, typer.Option(help="Stored size of an example.")] = None,
     restart_minutes: Annotated[
-        float | None, typer.Option(help="From a failure until training continues; default 10.")
+        float | None, typer.Option(help="From a failure until training continues; default 10.", min=0, max=10_000_000)
     ] = None,
     simulations: Annotated[int | None, typer.Option(help="Runs to simulate; default 500.", min=2, max=100_000)] = None,
     seed: Annotated[
