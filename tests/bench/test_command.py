@@ -157,6 +157,23 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
     assert code == 2 and not out and err.startswith("error: cannot write to") and "timing" not in err
 
 
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+def test_one_file_of_numbers(
+    suffix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The name of a file makes no folder with figures."""
+    rows = [Measurement("mixer_nano", "mixer_nano", None, "inference", "ours eager", 1, "images")]
+    report = BenchReport(BenchOptions(("mixer_nano",), (1,), "cpu", "float32"), {}, 1.0, rows, {})
+    monkeypatch.setattr("allmlp.bench.runner.bench", lambda options, log, keep: report)
+    file = tmp_path / "new" / f"speeds{suffix}"
+    code, out, err = run(capsys, "mixer_nano", "--out", str(file))
+    assert code == 0 and f"results in {file}\n" in out, err
+    assert [*file.parent.iterdir()] == [file]
+    text = file.read_text(encoding="utf8")
+    found = json.loads(text)["rows"] if suffix == ".json" else [*csv.DictReader(text.splitlines())]
+    assert [row["backend"] for row in found] == ["ours eager"]
+
+
 def test_a_disagreement_ends_with_1() -> None:
     rows = [Measurement("m", "m", None, "inference", "ours fast", 1, "images", note="rejected: output error 1.0e+00")]
     assert BenchReport(BenchOptions(("m",), (1,), "cpu", "float32"), {}, 1.0, rows, {}).rejected == rows

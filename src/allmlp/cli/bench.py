@@ -62,7 +62,9 @@ def bench(
             "cuda-graph, max-autotune, fast, fp8 or onnx."
         ),
     ] = "",
-    out: Annotated[Path, typer.Option(help="Folder for bench.csv, bench.json and the figures.")] = Path("runs/bench"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for bench.csv, bench.json and the figures, or one FILE.csv or FILE.json.")
+    ] = Path("runs/bench"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare speed with timm and Hugging Face, with equal weights and in interleaved rounds.
@@ -71,7 +73,7 @@ def bench(
     """
     import torch
 
-    from allmlp.bench.outputs import as_dict, draw, write_numbers
+    from allmlp.bench.outputs import as_dict, draw, is_file, write_numbers
     from allmlp.bench.runner import PRECISIONS, BenchOptions
     from allmlp.bench.runner import bench as run
     from allmlp.bench.scaling import FACTORS
@@ -102,12 +104,13 @@ def bench(
         seq_len,
     )
     with writing(f"to {out}"):
-        out.mkdir(parents=True, exist_ok=True)  # before anything is measured
+        folder = out.parent if is_file(out) else out
+        folder.mkdir(parents=True, exist_ok=True)  # before anything is measured
     report = run(
         options, log=partial(print, file=sys.stderr, flush=True), keep=lambda report: write_numbers(report, out)
     )
     write_numbers(report, out)
-    drawn = draw(report, out)
+    drawn = [] if is_file(out) else draw(report, out)
     if as_json:
         print_json(as_dict(report))
     else:
