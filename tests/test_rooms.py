@@ -29,7 +29,7 @@ BELOW = {
     # tasks: images are preprocessed and features pooled as by k-NN evaluation, so that neighbors are the same.
     "analysis": {"errors", "files", "spec", "layers", "models", "data", "weights", "tasks"},
     "show": {"errors", "spec", "models"},
-    "data": {"errors", "files", "spec", "threads"},
+    "data": {"device", "errors", "files", "spec", "threads"},
     "tasks": {"device", "errors", "files", "spec", "layers", "models", "data", "weights"},
     "inference": {
         "cuda_graph",
