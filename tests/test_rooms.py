@@ -16,7 +16,7 @@ BELOW = {
     "accuracy": set(),
     "files": set(),
     "spec": {"errors"},
-    "plugins": {"errors"},
+    "plugins": {"declared", "errors"},
     "callbacks": {"errors", "files"},
     "kernels": set(),
     "cuda_graph": set(),
@@ -263,7 +263,7 @@ BELOW = {
         "optim",
         "schedule",
     },
-    "studies": {"declared", "recipes", "study"},
+    "studies": {"declared", "plugins", "recipes", "study"},
     "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis", "checkpoint", "best"},
     "cli": {
         "split_metrics",

@@ -201,7 +201,9 @@ def root(
     ] = False,
     modules: Annotated[
         list[str] | None,
-        typer.Option("--import", metavar="MODULE", help="Import a module that adds mixers, models or recipes."),
+        typer.Option(
+            "--import", metavar="MODULE", help="Import a module that adds mixers, models, recipes or studies."
+        ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
 ) -> None:

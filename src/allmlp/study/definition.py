@@ -7,12 +7,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from allmlp.errors import UserError, lookup
 from allmlp.recipes import runs
-from allmlp.run import Run
 from allmlp.spec import MAX_COUNT, Spec, override_all
+
+if TYPE_CHECKING:
+    from allmlp.run import Run  # which imports plug-ins, and these this module
 
 Overrides = Mapping[str, str]
 """Fields and values as after --set."""
