@@ -212,6 +212,16 @@ def test_tuning_by_epochs_side_by_side_and_timed_runs_alone(
     assert max(one["wall"] for one in read(tmp_path / "out")) < 20
 
 
+def test_runs_that_end_after_minutes_take_no_jobs(tmp_path: Path) -> None:
+    """Although the study compares epochs, or tunes by them."""
+    by_minutes = {"budget.epochs": "none", "budget.minutes": "1"}
+    wrong = small(compared="seconds", overrides=by_minutes, tuning=Tuning(100, compared="epochs"))
+    for study in (small(options=by_minutes), wrong):
+        with pytest.raises(UserError, match=r"mixer .* seed 0 on validation ends after 1 minute.*: set budget.epochs"):
+            Runner(study, tmp_path, {}, jobs=2)
+        Runner(study, tmp_path, {})
+
+
 @pytest.fixture
 def mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for nvidia-cuda-mps-control; the file of what it was told."""
