@@ -121,7 +121,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_batches() -> None:
     assert read_batches("1-1024") == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
     assert read_batches("8, 3,1-4") == (8, 3, 1, 2, 4)
-    for wrong in ("0", "1,", "-3", "2-x", "1.5"):
+    for wrong in ("0", "1,", "-3", "2-x", "1.5", "8-1"):
         with pytest.raises(UserError):
             read_batches(wrong)
 

@@ -126,7 +126,7 @@ def read_batches(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdigit() or int(first) < 1 or (dash and not last.isdigit()):
+        if not first.isdigit() or int(first) < 1 or (dash and not (last.isdigit() and int(first) <= int(last))):
             raise UserError(f"--batch-size takes sizes such as 1,8,256 or 1-1024, not {text!r}")
         size = int(first)
         found.append(size)
