@@ -798,6 +798,10 @@ def test_command(
         (("digits_vit", "--sweep", "optim.lr=1,,2"), "FIELD=A,B,C"),
         (("digits_vit", "--sweep", "optim.lr=1", "--sweep", "optim.lr=2"), "a field is swept twice"),
         (("digits_vit", "--val-size", "90"), "--sweep"),
+        (("digits_vit", "--sweep", "optim.lr"), "--sweep takes FIELD=A,B,C with different values, not 'optim.lr'"),
+        (("digits_vit", "--sweep", "seed=0,1"), "a study sets seed itself: --seeds N"),
+        (("digits", "--set", "seed=1"), "a study sets seed itself: --seeds N"),
+        (("digits_vit", "--set", "val_size=90"), "a study sets val_size itself: --val-size N"),
         (("cifar10", "--jobs", "2"), "one at a time"),
     ):
         code, _, err = run_command(capsys, *wrong)

@@ -297,13 +297,13 @@ def billions(count: float) -> str:
     return f"{count / 1e9:,.{3 if count < 1e13 else 0}f} G"
 
 
-def assignments(texts: list[str]) -> dict[str, str]:
-    """--set a.b=c, as a dictionary."""
+def assignments(texts: list[str], usage: str = "--set takes FIELD=VALUE") -> dict[str, str]:
+    """--set a.b=c, as a dictionary; `usage` is said of another text."""
     pairs = {}
     for text in texts:
         path, equals, value = text.partition("=")
         if not equals or not path:
-            raise UserError(f"--set takes FIELD=VALUE, not {text!r}")
+            raise UserError(f"{usage}, not {text!r}")
         pairs[path.strip()] = value
     return pairs
 
