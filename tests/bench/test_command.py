@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,18 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
 ) -> None:
     (tmp_path / "file").touch()
     code, out, err = run(capsys, "mixer_nano", "--out", str(tmp_path / "file" / "bench"))
+    assert code == 2 and not out and err.startswith("error: cannot write to") and "timing" not in err
+
+
+@pytest.mark.parametrize("name", ["", "a.json"])
+def test_a_read_only_folder_is_refused_before_anything_is_measured(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(dir: Path) -> None:  # of a user who is not root
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
+
+    monkeypatch.setattr("allmlp.files.tempfile.TemporaryFile", refuse)
+    code, out, err = run(capsys, "mixer_nano", "--backends", "ours-eager", "--out", str(tmp_path / name))
     assert code == 2 and not out and err.startswith("error: cannot write to") and "timing" not in err
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import sys
@@ -261,6 +263,18 @@ def test_out_is_a_page_or_a_folder(
     captured = capsys.readouterr()
     assert captured.out.endswith(f": {tmp_path / written}\n")
     assert f"next: allmlp analyze '{parent / 'only'}'" in captured.err
+
+
+def test_a_read_only_folder_is_refused_before_any_model_runs(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(dir: Path) -> None:  # of a user who is not root
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
+
+    monkeypatch.setattr("allmlp.files.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("allmlp.report.page.inspect", lambda *arguments: pytest.fail("a model was loaded"))
+    with pytest.raises(UserError, match=r"cannot write .*a\.html: .*Permission denied"):
+        write([runs / "unfinished"], tmp_path / "a.html")
 
 
 def test_another_format_than_html_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,7 @@ def bench(
     from allmlp.bench.runner import bench as run
     from allmlp.bench.scaling import FACTORS
     from allmlp.device import default_dtype, own_device, warn_of_slow_format
+    from allmlp.files import make_writable
 
     own = own_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if own.type not in ("cpu", "cuda"):
@@ -104,8 +105,7 @@ def bench(
         seq_len,
     )
     with writing(f"to {out}"):
-        folder = out.parent if is_file(out) else out
-        folder.mkdir(parents=True, exist_ok=True)  # before anything is measured
+        make_writable(out.parent if is_file(out) else out)
     report = run(
         options, log=partial(print, file=sys.stderr, flush=True), keep=lambda report: write_numbers(report, out)
     )
