@@ -35,7 +35,8 @@ def plan(
         list[str],
         typer.Argument(
             metavar="TARGET",
-            help="A model from `allmlp list`, or a recipe from `allmlp list recipes`; with --from finished runs.",
+            help="A model from `allmlp list`, or a recipe from `allmlp list recipes`; with --from finished runs, or "
+            "folders that contain them.",
             autocompletion=complete_name,
         ),
     ],
@@ -158,9 +159,11 @@ def predict_loss(folders: list[str], by: str, at: float | None, seed: int, as_js
     from pathlib import Path
 
     from allmlp.plan.scaling import QUANTITIES, scaling
+    from allmlp.report.runs import runs_in
 
     quantity = lookup(by, QUANTITIES, "quantity")
-    found = scaling([Path(folder) for folder in folders], quantity, at, seed)
+    named = [Path(folder) for folder in folders]
+    found = scaling([run for folder in named for run in runs_in(folder) or [folder]], quantity, at, seed)
     if as_json:
         print_json(found.as_json(), indent=2)
     else:
