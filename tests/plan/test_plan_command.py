@@ -90,6 +90,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
             for option, value in (("--storage-bandwidth", "2"), ("--restart-minutes", "0"), ("--simulations", "500"))
         ),
         (["mixer_nano", "--check", "--seed", "0"], "leave out --seed"),
+        (["runs/a", "--from", "--seed", "-3"], "'--seed'"),
         (["mixer_nano", "--check", "--device", "cpu", "--mfu", "0.3"], "the peak of a CPU is unknown"),
         (["mixer_nano", "--check", "--calibrate", "mixer_nano", "--mfu", "0.3"], "leave out --mfu"),
         (["mixer_nano", "--check", "--device", "cpu", "--batch-size", "0"], "batch_size must be"),

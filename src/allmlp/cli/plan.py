@@ -82,7 +82,7 @@ def plan(
     ] = None,
     simulations: Annotated[int | None, typer.Option(help="Runs to simulate; default 500.", min=2, max=100_000)] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of the simulation, or of the intervals of --from; default 0.")
+        int | None, typer.Option(help="Seed of the simulation, or of the intervals of --from; default 0.", min=0)
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Run real steps on this machine and compare.")] = False,
     calibrate: Annotated[str | None, typer.Option(help="With --check: measure the speed with this model.")] = None,
