@@ -749,6 +749,16 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[in
     return int(caught.value.code or 0), output.out, output.err
 
 
+def test_the_last_line_counts_failed_runs(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAKE", "if sets['seed'] == '1': write('metrics.jsonl', {}); sys.exit('error: nan')")
+    code, out, err = run_command(capsys, "digits_mixer", "--seeds", "2")
+    expected = "study digits_mixer: complete, 2 runs, of which 1 failed; --retry-failed repeats it"
+    assert code == 0 and out.splitlines()[-1] == expected, err
+
+
 def test_the_table_leaves_the_runs_of_another_process_alone(fake: Path, tmp_path: Path) -> None:
     at_work, own = tmp_path / "out" / runner.RUNNING / "final-vit--0", tmp_path / "out" / "runs" / "photos"
     for folder in (at_work, own):

@@ -204,7 +204,9 @@ def report(now: Progress, runner: Runner) -> None:
     left = [*now.ready, *now.later]
     total = len(now.done) + len(left)
     if not left:
-        print(f"study {summary.study.name}: complete, {plural(total, 'run')}")
+        failed = sum("failed" in record for record in now.done.values())
+        hint = f", of which {failed:,} failed; --retry-failed repeats {'it' if failed == 1 else 'them'}"
+        print(f"study {summary.study.name}: complete, {plural(total, 'run')}{hint if failed else ''}")
         next_command("study", "--list")
         return
     text = f"study {summary.study.name}: {len(now.done)} of {total} runs done, {len(left)} left"
