@@ -12,9 +12,10 @@ import pytest
 
 import allmlp
 import command
-from allmlp.bench.runner import BenchOptions, BenchReport, Measurement, Ratio
+from allmlp.bench.runner import BenchOptions, BenchReport, Measurement, Ratio, spec_of
 from allmlp.cli.bench import print_report, read_batches
 from allmlp.errors import UserError
+from allmlp.models.zoo import preset
 
 pytest.importorskip("timm")
 image = pytest.importorskip("matplotlib.image")
@@ -169,6 +170,20 @@ def test_a_read_only_folder_is_refused_before_anything_is_measured(
     monkeypatch.setattr("allmlp.files.tempfile.TemporaryFile", refuse)
     code, out, err = run(capsys, "mixer_nano", "--backends", "ours-eager", "--out", str(tmp_path / name))
     assert code == 2 and not out and err.startswith("error: cannot write to") and "timing" not in err
+
+
+def test_a_path_without_a_model_is_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But a folder of other files may have the name of a preset."""
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+    code, _, err = run(capsys, str(tmp_path / "runs"), "--out", str(tmp_path / "out"))
+    assert code == 2 and "runs holds 2 runs: name one of them" in err
+    (tmp_path / "mixer_nano").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert spec_of("mixer_nano") == preset("mixer_nano").spec
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv"])
