@@ -233,7 +233,7 @@ def test_expected_time_is_that_of_the_measured_speed() -> None:
             "the model has no 'img_size' (input: 128 tokens); it has vocab_size, seq_len",
         ),
         (["show", "."], "is not a model folder: it has no config.json"),
-        (["show", __file__], "test_cli.py is a file, not a model folder: convert it"),
+        (["show", __file__], "test_cli.py is a file, not a model folder: if it holds weights, convert it"),
         (["show"], "Missing argument"),
         (["plan"], "Missing argument 'TARGET'; for examples: allmlp plan --help"),
         (["show", "mlp"], "unknown model or recipe 'mlp'; did you mean 'mlp_b6_512'"),

@@ -1,4 +1,4 @@
-"""A package outside of this one adds a mixer, a model, data, a task, an optimizer and a recipe."""
+"""A package outside of this one adds a mixer, a model, data, a task, an optimizer, a recipe and a study."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def allmlp(*arguments: str, path: Path, cwd: Path) -> subprocess.CompletedProces
 
 
 def python(*arguments: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    searched = os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": searched, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
 
@@ -43,6 +44,7 @@ for command in (
     "train shift_stripes --out a --device cpu",
     "train shift_stripes --set model.block.token.distance=2 --out b --device cpu",
     "eval a --device cpu",
+    "study shift_distances --minutes 0",
 ):
     try:
         main(command.split())
@@ -58,6 +60,7 @@ def test_an_installed_package_is_found(
     """Listed, shown, trained, evaluated from its folder, all by the command, without a word about the package."""
     done = python("-c", COMMANDS, path=installed, cwd=tmp_path)
     assert done.returncode == 0 and "shift_tiny" in done.stdout and done.stdout.count("accuracy") >= 3, done.stderr
+    assert "study shift_distances: 0 of 2 runs done" in done.stdout
     assert '"distance": 2' in (tmp_path / "b" / "run.json").read_text()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:  # here, where it is not installed

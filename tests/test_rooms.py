@@ -16,7 +16,7 @@ BELOW = {
     "accuracy": set(),
     "files": set(),
     "spec": {"errors"},
-    "plugins": {"errors"},
+    "plugins": {"declared", "errors"},
     "callbacks": {"errors", "files"},
     "kernels": set(),
     "cuda_graph": set(),
@@ -29,7 +29,7 @@ BELOW = {
     # tasks: images are preprocessed and features pooled as by k-NN evaluation, so that neighbors are the same.
     "analysis": {"errors", "files", "spec", "layers", "models", "data", "weights", "tasks"},
     "show": {"errors", "spec", "models"},
-    "data": {"errors", "files", "spec", "threads"},
+    "data": {"device", "errors", "files", "spec", "threads"},
     "tasks": {"device", "errors", "files", "spec", "layers", "models", "data", "weights"},
     "inference": {
         "cuda_graph",
@@ -264,7 +264,7 @@ BELOW = {
         "optim",
         "schedule",
     },
-    "studies": {"declared", "recipes", "study"},
+    "studies": {"declared", "plugins", "recipes", "study"},
     "study": {"errors", "files", "spec", "run", "recipes", "log", "record", "analysis", "checkpoint", "best"},
     "cli": {
         "split_metrics",

@@ -212,6 +212,16 @@ def test_tuning_by_epochs_side_by_side_and_timed_runs_alone(
     assert max(one["wall"] for one in read(tmp_path / "out")) < 20
 
 
+def test_runs_that_end_after_minutes_take_no_jobs(tmp_path: Path) -> None:
+    """Although the study compares epochs, or tunes by them."""
+    by_minutes = {"budget.epochs": "none", "budget.minutes": "1"}
+    wrong = small(compared="seconds", overrides=by_minutes, tuning=Tuning(100, compared="epochs"))
+    for study in (small(options=by_minutes), wrong):
+        with pytest.raises(UserError, match=r"mixer .* seed 0 on validation ends after 1 minute.*: set budget.epochs"):
+            Runner(study, tmp_path, {}, jobs=2)
+        Runner(study, tmp_path, {})
+
+
 @pytest.fixture
 def mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for nvidia-cuda-mps-control; the file of what it was told."""
@@ -739,6 +749,16 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[in
     return int(caught.value.code or 0), output.out, output.err
 
 
+def test_the_last_line_counts_failed_runs(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAKE", "if sets['seed'] == '1': write('metrics.jsonl', {}); sys.exit('error: nan')")
+    code, out, err = run_command(capsys, "digits_mixer", "--seeds", "2")
+    expected = "study digits_mixer: complete, 2 runs, of which 1 failed; --retry-failed repeats it"
+    assert code == 0 and out.splitlines()[-1] == expected, err
+
+
 def test_the_table_leaves_the_runs_of_another_process_alone(fake: Path, tmp_path: Path) -> None:
     at_work, own = tmp_path / "out" / runner.RUNNING / "final-vit--0", tmp_path / "out" / "runs" / "photos"
     for folder in (at_work, own):
@@ -788,6 +808,10 @@ def test_command(
         (("digits_vit", "--sweep", "optim.lr=1,,2"), "FIELD=A,B,C"),
         (("digits_vit", "--sweep", "optim.lr=1", "--sweep", "optim.lr=2"), "a field is swept twice"),
         (("digits_vit", "--val-size", "90"), "--sweep"),
+        (("digits_vit", "--sweep", "optim.lr"), "--sweep takes FIELD=A,B,C with different values, not 'optim.lr'"),
+        (("digits_vit", "--sweep", "seed=0,1"), "a study sets seed itself: --seeds N"),
+        (("digits", "--set", "seed=1"), "a study sets seed itself: --seeds N"),
+        (("digits_vit", "--set", "val_size=90"), "a study sets val_size itself: --val-size N"),
         (("cifar10", "--jobs", "2"), "one at a time"),
     ):
         code, _, err = run_command(capsys, *wrong)

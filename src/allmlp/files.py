@@ -63,6 +63,12 @@ def write_csv_atomically(file: Path, header: Iterable[str], rows: Iterable[Itera
     write_atomically(file, lambda temporary: write_csv(temporary, header, rows))
 
 
+def make_writable(folder: Path) -> None:
+    """Create a folder if there is none; OSError if no file can be written into it, before any work for one is done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+
+
 def expand_user(path: str | os.PathLike[str]) -> Path:
     """Expand ~ and ~name; unknown users are left unchanged."""
     try:

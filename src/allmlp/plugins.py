@@ -1,8 +1,8 @@
-"""Packages that add to this one: mixers, models, tasks, datasets, recipes, optimizers.
+"""Packages that add to this one: mixers, models, tasks, datasets, recipes, studies, optimizers.
 
 A plug-in is a module. Importing it registers its specs, that is every subclass of `Spec`; models are in its dictionary
-PRESETS, and recipes, functions that return a Run, in its tuple RECIPES. It is found by the entry point of an installed
-package,
+PRESETS, and functions that return a Run or a Study in its tuples RECIPES and STUDIES. It is found by the entry point
+of an installed package,
 
     [project.entry-points."allmlp.plugins"]
     shift = "allmlp_shift"
@@ -15,6 +15,7 @@ for by name is an error.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import os
 import sys
@@ -25,11 +26,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from allmlp.declared import Declared
 from allmlp.errors import UserError, lookup, one_line
 
 PACKAGE = "allmlp."
 GROUP = "allmlp.plugins"
 VARIABLE = "ALLMLP_IMPORT"
+FUNCTIONS = ("RECIPES", "STUDIES")
 LOADED: dict[str, ModuleType | None] = {}
 """Loaded plug-ins by name; None while one is being imported, or if that failed."""
 log = logging.getLogger("allmlp.plugins")
@@ -57,18 +60,26 @@ def installed() -> tuple[EntryPoint, ...]:
 
 
 def adds(module: ModuleType) -> bool:
-    """Whether an imported module defines models or recipes for this library."""
+    """Whether an imported module defines models, recipes or studies for this library."""
     known = getattr(module, "__dict__", {})
-    if "PRESETS" not in known and "RECIPES" not in known:  # nearly all of the thousands of modules of a process
+    if known.keys().isdisjoint(("PRESETS", *FUNCTIONS)):  # nearly all of the thousands of modules of a process
         return False
-    models, recipes = known.get("PRESETS"), known.get("RECIPES")
+    models, functions = known.get("PRESETS"), [known[name] for name in FUNCTIONS if name in known]
     if known.get("__name__", PACKAGE).startswith(PACKAGE):
         return False
     ours = isinstance(models, dict) and any(type(model).__module__.startswith(PACKAGE) for model in models.values())
-    if ours or not isinstance(recipes, tuple):
+    if ours or not functions or not all(isinstance(some, tuple) and all(map(callable, some)) for some in functions):
         return ours
-    parts = (str(getattr(part, "__module__", "")) for part in known.values())
-    return all(map(callable, recipes)) and any(part.startswith(PACKAGE) for part in parts)
+    return any(str(getattr(part, "__module__", "")).startswith(PACKAGE) for part in known.values())
+
+
+def added(name: str) -> dict[str, Declared]:
+    """The functions of all plug-ins in their tuples of this name, one of `FUNCTIONS`."""
+    functions = [function for module in plugins() for function in getattr(module, name, ())]
+    return {
+        function.__name__: Declared(function.__name__, function.__module__, inspect.getdoc(function) or "")
+        for function in functions
+    }
 
 
 def import_by_name(name: str) -> ModuleType:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import allmlp
 import command
-from allmlp.bench.runner import BenchOptions, BenchReport, Measurement, Ratio
+from allmlp.bench.runner import BenchOptions, BenchReport, Measurement, Ratio, spec_of
 from allmlp.cli.bench import print_report, read_batches
 from allmlp.errors import UserError
+from allmlp.models.zoo import preset
 
 pytest.importorskip("timm")
 image = pytest.importorskip("matplotlib.image")
@@ -121,7 +124,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_batches() -> None:
     assert read_batches("1-1024") == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
     assert read_batches("8, 3,1-4") == (8, 3, 1, 2, 4)
-    for wrong in ("0", "1,", "-3", "2-x", "1.5"):
+    for wrong in ("0", "1,", "-3", "2-x", "1.5", "8-1"):
         with pytest.raises(UserError):
             read_batches(wrong)
 
@@ -155,6 +158,49 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
     (tmp_path / "file").touch()
     code, out, err = run(capsys, "mixer_nano", "--out", str(tmp_path / "file" / "bench"))
     assert code == 2 and not out and err.startswith("error: cannot write to") and "timing" not in err
+
+
+@pytest.mark.parametrize("name", ["", "a.json"])
+def test_a_read_only_folder_is_refused_before_anything_is_measured(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(dir: Path) -> None:  # of a user who is not root
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
+
+    monkeypatch.setattr("allmlp.files.tempfile.TemporaryFile", refuse)
+    code, out, err = run(capsys, "mixer_nano", "--backends", "ours-eager", "--out", str(tmp_path / name))
+    assert code == 2 and not out and err.startswith("error: cannot write to") and "timing" not in err
+
+
+def test_a_path_without_a_model_is_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But a folder of other files may have the name of a preset."""
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+    code, _, err = run(capsys, str(tmp_path / "runs"), "--out", str(tmp_path / "out"))
+    assert code == 2 and "runs holds 2 runs: name one of them" in err
+    (tmp_path / "mixer_nano").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert spec_of("mixer_nano") == preset("mixer_nano").spec
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+def test_one_file_of_numbers(
+    suffix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The name of a file makes no folder with figures."""
+    rows = [Measurement("mixer_nano", "mixer_nano", None, "inference", "ours eager", 1, "images")]
+    report = BenchReport(BenchOptions(("mixer_nano",), (1,), "cpu", "float32"), {}, 1.0, rows, {})
+    monkeypatch.setattr("allmlp.bench.runner.bench", lambda options, log, keep: report)
+    file = tmp_path / "new" / f"speeds{suffix}"
+    code, out, err = run(capsys, "mixer_nano", "--out", str(file))
+    assert code == 0 and f"results in {file}\n" in out, err
+    assert [*file.parent.iterdir()] == [file]
+    text = file.read_text(encoding="utf8")
+    found = json.loads(text)["rows"] if suffix == ".json" else [*csv.DictReader(text.splitlines())]
+    assert [row["backend"] for row in found] == ["ours eager"]
 
 
 def test_a_disagreement_ends_with_1() -> None:

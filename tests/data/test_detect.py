@@ -105,6 +105,18 @@ FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
     ),
     "one file of questions": ({"x.csv": ANSWERS}, Squad("D/x.csv")),
     "questions": ({"train.csv": ANSWERS, "test.csv": ANSWERS}, Squad("D/train.csv", "D/test.csv")),
+    "parts of questions": (
+        {"train-0.csv": ANSWERS, "train-1.csv": ANSWERS, "validation-0.csv": ANSWERS},
+        Squad("D/train-0.csv,D/train-1.csv", "D/validation-0.csv"),
+    ),
+    "parts for training": (
+        {"train-0.csv": ANSWERS, "train-1.csv": ANSWERS},
+        Squad("D/train-0.csv,D/train-1.csv"),
+    ),
+    "versions of SQuAD": (
+        {f"{split}-v{version}.json": SQUAD for split in ("train", "dev") for version in ("1.1", "2.0")},
+        Squad("D/train-v1.1.json", "D/dev-v1.1.json"),
+    ),
     "SQuAD": ({"train-v1.1.json": SQUAD, "dev-v1.1.json": SQUAD}, Squad("D/train-v1.1.json", "D/dev-v1.1.json")),
     "shards": (
         {"train-0.tar": b"", "val-0.tar": b"", "classes.txt": "a\nb"},
@@ -186,6 +198,9 @@ def test_patterns_and_pairs_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert detect_data("a,1.csv") == LabeledText("a,1.csv") and detect_data("b[2].csv") == LabeledText("b[2].csv")
     assert detect_data("b*.csv,b[[]2].csv") == LabeledText("b[2].csv,b[2].csv")
     assert detect_data("x.de+x.en") == ParallelCorpus("x.de+x.en")
+    make(tmp_path, {"qa-1.csv": ANSWERS, "qa-2.csv": ANSWERS})
+    questions = detect_data("qa-*.csv")
+    assert isinstance(questions, Squad) and questions.train.count("qa-") == 2
 
 
 def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +306,13 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         data = found.replace(cache=str(tmp_path)).load()
         assert len(data.train) == 40 and len(data.test) == 20 and data.class_names == ("0", "1")
     assert detect_data("hf:me/photos") == HubDataset("me/photos")
+    answers = [{"text": ["cat"], "answer_start": [4]}]
+    asked = arrow.table({"question": ["who sat there?"], "context": ["the cat sat"], "answers": answers})
+    for part in ("train", "validation"):
+        with system.open(f"hf://datasets/me/squad/plain_text/{part}-00000-of-00001.parquet", "wb") as target:
+            parquet.write_table(asked, target)
+    squad = detect_data("hf:me/squad")
+    assert isinstance(squad, Squad) and squad.test.endswith("plain_text/validation-00000-of-00001.parquet")
     for subset in ("cola", "sst2"):
         for part in ("train", "test"):
             with system.open(f"hf://datasets/me/glue/{subset}/{part}-00000-of-00001.parquet", "wb") as target:

@@ -19,6 +19,7 @@ from allmlp.data.squad import (
     TokenizedContext,
     TokenizedQuestion,
     WindowConfig,
+    answer_table,
     max_context_windows,
     read,
 )
@@ -300,6 +301,31 @@ def test_tables_of_questions(name: str, tmp_path: Path) -> None:
     assert [answer.text for answer in found.answers][:1] == expected and found.impossible == (not expected)
     positions = [answer.start for answer in found.answers]
     assert positions == ([4, 0] if name in ("Hub.jsonl", "SQuAD.jsonl") else [4] if "position" in name else positions)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"text": ["cat", "the cat"], "answer_start": [4, 0]}, {"text": [], "answer_start": []}],
+        [[{"text": "cat", "answer_start": 4}, {"text": "the cat", "answer_start": 0}], []],
+        [["cat", "the cat"], None],
+        [{"text": "cat", "answer_start": 4}, None],
+        ["cat", None],
+    ],
+)
+def test_parquet_tables_of_questions(answers: list[object], tmp_path: Path) -> None:
+    """Other nested columns, such as features, are not read."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = {"id": ["7", "8"], "question": ["who sat?", "who ran?"], "context": ["the cat sat"] * 2}
+    table = arrow.table({**texts, "features": [[0.5], [1.5]], "answers": answers})
+    files = [tmp_path / "train-00000-of-00002.parquet", tmp_path / "train-00001-of-00002.parquet"]
+    for file in files:
+        parquet.write_table(table, file)
+    found = answer_table(str(files[0]))
+    assert found is not None and found.columns == (*texts, "answers")
+    first, second, *others = read(",".join(map(str, files)))
+    assert (first.id, first.question, first.answers[0].text) == ("7", "who sat?", "cat") and not first.impossible
+    assert second.id == "8" and second.impossible and others == [first, second]
 
 
 def test_contexts_are_held_out_without_a_test_file(tmp_path: Path) -> None:

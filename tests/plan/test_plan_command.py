@@ -68,6 +68,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["mixer_h14", "--samples", "1e6", "--gpus", "0"], "gpus must be a whole number"),
         (["mixer_h15", "--samples", "1e6"], "unknown model or recipe 'mixer_h15'; did you mean 'mixer_h14'"),
+        ([str(Path(__file__).parent), "--samples", "1e6"], "is no name of a model or recipe; losses of finished runs"),
         (["mixer_h14"], "pass --samples 300e6"),
         (["mixer_h14", "--samples", "0"], "samples must be"),
         (["mixer_h14", "--samples", "1e6", "--epochs", "0"], "epochs must be"),
@@ -89,6 +90,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
             for option, value in (("--storage-bandwidth", "2"), ("--restart-minutes", "0"), ("--simulations", "500"))
         ),
         (["mixer_nano", "--check", "--seed", "0"], "leave out --seed"),
+        (["runs/a", "--from", "--seed", "-3"], "'--seed'"),
         (["mixer_nano", "--check", "--device", "cpu", "--mfu", "0.3"], "the peak of a CPU is unknown"),
         (["mixer_nano", "--check", "--calibrate", "mixer_nano", "--mfu", "0.3"], "leave out --mfu"),
         (["mixer_nano", "--check", "--device", "cpu", "--batch-size", "0"], "batch_size must be"),
@@ -103,6 +105,13 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:
     code, out, err = run(capsys, "plan", *arguments)
     assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("error: ") and reason in err
+
+
+@pytest.mark.parametrize("option", ["--storage-bandwidth", "--network-bandwidth", "--restart-minutes"])
+@pytest.mark.parametrize("value", ["-1", "inf", "nan"])
+def test_limits_are_in_the_units_of_the_options(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    code, _, err = run(capsys, "plan", "mixer_h14", "--samples", "1e6", option, value)
+    assert code == 2 and err.count("\n") == 1 and option in err and "Job." not in err
 
 
 @pytest.mark.slow

@@ -120,6 +120,17 @@ def test_the_command(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> No
     assert law == pytest.approx(found["prediction"]["loss"])
 
 
+def test_a_folder_stands_for_its_runs(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in runs[:4]:
+        shutil.copytree(folder, tmp_path / folder.name)
+    for target in ([str(tmp_path)], [*map(str, runs[:4])]):
+        with pytest.raises(SystemExit) as caught:
+            main(["plan", "--from", *target])
+        assert not caught.value.code
+    printed = capsys.readouterr().out
+    assert printed[: len(printed) // 2] == printed[len(printed) // 2 :]
+
+
 def test_the_guide_shows_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     docs = Path(__file__).parents[2] / "docs"

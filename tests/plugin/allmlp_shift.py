@@ -1,4 +1,4 @@
-"""A package outside of allmlp: a token mixer, a model, data, a task, an optimizer and a recipe."""
+"""A package outside of allmlp: a token mixer, a model, data, a task, an optimizer, a recipe and a study."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from allmlp.layers import (
 )
 from allmlp.optim import Optim, parameter_groups
 from allmlp.run import Budget, Run
+from allmlp.study.definition import Row, Study
 from allmlp.tasks.classify import Classify
 
 
@@ -92,5 +93,12 @@ def shift_stripes() -> Run:
     )
 
 
+def shift_distances() -> Study:
+    """One distance against two."""
+    rows = {str(distance): Row("shift_stripes", {"model.block.token.distance": str(distance)}) for distance in (1, 2)}
+    return Study("shift_distances", rows, compared="epochs", seeds=1)
+
+
 PRESETS = {"shift_tiny": Preset(shift(2, 16), "Shift")}
 RECIPES = (shift_stripes,)
+STUDIES = (shift_distances,)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import sys
@@ -244,6 +246,42 @@ def test_only_settings_that_differ_are_listed(tmp_path: Path) -> None:
     runs = {"a": small(), "b": small(seed=7, model=small().model.replace(depth=5))}
     logged = [read_logged(name, written(tmp_path / name, [], run)) for name, run in runs.items()]
     assert differences(logged) == [("seed", ["0", "7"]), ("model.depth", ["2", "5"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("new", "new/report.html"), ("a.html", "a.html"), ("b/c.htm", "b/c.htm")]
+)
+def test_out_is_a_page_or_a_folder(
+    name: str, written: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next command names the run, also if it was found in a folder."""
+    parent = tmp_path / "of one"
+    shutil.copytree(runs / "unfinished", parent / "only")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(parent), "--examples", "0", "--out", str(tmp_path / name)])
+    assert ended.value.code == 0 and (tmp_path / written).is_file()
+    captured = capsys.readouterr()
+    assert captured.out.endswith(f": {tmp_path / written}\n")
+    assert f"next: allmlp analyze '{parent / 'only'}'" in captured.err
+
+
+def test_a_read_only_folder_is_refused_before_any_model_runs(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(dir: Path) -> None:  # of a user who is not root
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
+
+    monkeypatch.setattr("allmlp.files.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("allmlp.report.page.inspect", lambda *arguments: pytest.fail("a model was loaded"))
+    with pytest.raises(UserError, match=r"cannot write .*a\.html: .*Permission denied"):
+        write([runs / "unfinished"], tmp_path / "a.html")
+
+
+def test_another_format_than_html_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", str(runs / "unfinished"), "--out", str(tmp_path / "a.pdf")])
+    assert f"call it {tmp_path / 'a.html'}, or name a folder" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

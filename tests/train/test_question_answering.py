@@ -13,6 +13,7 @@ import torch
 
 import allmlp
 from allmlp import training as loop
+from allmlp.analysis.target import load_target
 from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.data.sampler import eval_batches
 from allmlp.data.squad import Squad, WindowConfig
@@ -306,6 +307,14 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> tuple[Squad, Path]:
     data = toy(folder, words=9, examples=40)
     loop.train(run_of(data, model=tiny_bert(), budget=Budget(steps=3)), folder / "run", "cpu")
     return data, folder / "run"
+
+
+def test_analysis_reads_the_first_window_of_a_question(teacher: tuple[Squad, Path]) -> None:
+    data, folder = teacher
+    split = data.load().test
+    texts = load_target(str(folder)).sample_texts(split, 5)
+    first = split.fetch(torch.tensor([0])).ids[0, 0]
+    assert len(texts) == 5 and texts[0] == load_tokenizer(folder).decode(first.tolist())
 
 
 @pytest.mark.parametrize("mask_padding", [True, False])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allmlp.analysis.figures import save
 from allmlp.errors import writing
-from allmlp.files import write_atomically, write_csv
+from allmlp.files import make_writable, write_atomically, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ class OutputFolder:
         self.files: list[str] = []
         self.listed = 0
         with writing(f"the analysis to {folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_writable(folder)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], about: str) -> None:
         """NAME.csv and NAME.json with the same rows; floats have six digits, missing values are empty or null."""

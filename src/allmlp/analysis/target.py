@@ -96,10 +96,13 @@ class AnalysisTarget:
         return NamedImages(tuple(f"test {index}" for index in chosen), pixels, labels)
 
     def sample_texts(self, split: Split, most: int) -> list[str]:
-        """At most `most` texts of a dataset, evenly spaced; those of a translation model are sources."""
+        """At most `most` texts of a dataset, evenly spaced; those of a translation model are sources, those of one that
+        answers questions first windows.
+        """
         assert self.tokenizer is not None, "only text models read texts"
         ids, *_ = split.fetch(torch.tensor(evenly_spaced(len(split), most)))
-        texts = [self.tokenizer.decode(row) for row in ids.tolist()]
+        first = ids[:, 0] if ids.dim() > 2 else ids  # of b w s
+        texts = [self.tokenizer.decode(row) for row in first.tolist()]
         return [text for text in texts if text]
 
 

@@ -1,4 +1,6 @@
-"""Benchmark files: bench.csv with a row per backend, bench.json with the environment and every round, figures."""
+"""Benchmark files: bench.csv with a row per backend, bench.json with the environment and every round, figures; or only
+one file of numbers.
+"""
 
 from __future__ import annotations
 
@@ -55,18 +57,27 @@ def exponents(report: BenchReport) -> list[dict[str, Any]]:
     return found
 
 
-def write_numbers(report: BenchReport, folder: Path) -> None:
-    """Write bench.csv and bench.json atomically."""
+def is_file(out: Path) -> bool:
+    """Whether `out` is one file of numbers, by its suffix, and not a folder."""
+    return out.suffix in (".csv", ".json") and not out.is_dir()
+
+
+def write_numbers(report: BenchReport, out: Path) -> None:
+    """Write bench.csv and bench.json into the folder `out`, or one of them as the file `out`, atomically."""
     columns, rows = [name for name in Measurement._fields if name not in NOT_IN_CSV], []
     for row in report.rows:
         ratio = headline(row)
         over_timm = [ratio.backend, ratio.by, ratio.median, ratio.low, ratio.high] if ratio else []
         rows.append([*(getattr(row, name) for name in columns), *over_timm])
     text = json.dumps(as_dict(report), indent=1, allow_nan=False, default=str) + "\n"
-    with writing(f"to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_csv_atomically(folder / "bench.csv", [*columns, *RATIO_COLUMNS], rows)
-        write_text_atomically(folder / "bench.json", text)
+    files = [out] if is_file(out) else [out / "bench.csv", out / "bench.json"]
+    with writing(f"to {out}"):
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.suffix == ".csv":
+                write_csv_atomically(file, [*columns, *RATIO_COLUMNS], rows)
+            else:
+                write_text_atomically(file, text)
 
 
 def draw(report: BenchReport, folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from allmlp.kernels.launch import device_guard
 from allmlp.models.cost import measure
 from allmlp.models.model import ModelSpec
 from allmlp.models.preset import preset
-from allmlp.models.zoo import configure
+from allmlp.models.zoo import configure, presets
 from allmlp.provenance import environment
 from allmlp.train_step import WARMUP_CALLS
 from allmlp.weights.bundled import model_path
@@ -298,9 +298,10 @@ def bench(
 
 
 def spec_of(name: str) -> ModelSpec:
-    """Spec of a preset or of a model folder."""
+    """Spec of a preset or of a model folder; of another path, `read_spec` says what it is instead."""
     path = model_path(name)
-    return read_spec(path) if is_model_folder(path) else preset(name).spec
+    is_path = is_model_folder(path) or (path.exists() and name not in presets())
+    return read_spec(path) if is_path else preset(name).spec
 
 
 def labels(names: Sequence[str]) -> dict[str, str]:

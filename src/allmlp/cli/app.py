@@ -201,7 +201,9 @@ def root(
     ] = False,
     modules: Annotated[
         list[str] | None,
-        typer.Option("--import", metavar="MODULE", help="Import a module that adds mixers, models or recipes."),
+        typer.Option(
+            "--import", metavar="MODULE", help="Import a module that adds mixers, models, recipes or studies."
+        ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
 ) -> None:
@@ -295,13 +297,13 @@ def billions(count: float) -> str:
     return f"{count / 1e9:,.{3 if count < 1e13 else 0}f} G"
 
 
-def assignments(texts: list[str]) -> dict[str, str]:
-    """--set a.b=c, as a dictionary."""
+def assignments(texts: list[str], usage: str = "--set takes FIELD=VALUE") -> dict[str, str]:
+    """--set a.b=c, as a dictionary; `usage` is said of another text."""
     pairs = {}
     for text in texts:
         path, equals, value = text.partition("=")
         if not equals or not path:
-            raise UserError(f"--set takes FIELD=VALUE, not {text!r}")
+            raise UserError(f"{usage}, not {text!r}")
         pairs[path.strip()] = value
     return pairs
 

@@ -62,7 +62,9 @@ def bench(
             "cuda-graph, max-autotune, fast, fp8 or onnx."
         ),
     ] = "",
-    out: Annotated[Path, typer.Option(help="Folder for bench.csv, bench.json and the figures.")] = Path("runs/bench"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for bench.csv, bench.json and the figures, or one FILE.csv or FILE.json.")
+    ] = Path("runs/bench"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare speed with timm and Hugging Face, with equal weights and in interleaved rounds.
@@ -71,11 +73,12 @@ def bench(
     """
     import torch
 
-    from allmlp.bench.outputs import as_dict, draw, write_numbers
+    from allmlp.bench.outputs import as_dict, draw, is_file, write_numbers
     from allmlp.bench.runner import PRECISIONS, BenchOptions
     from allmlp.bench.runner import bench as run
     from allmlp.bench.scaling import FACTORS
     from allmlp.device import default_dtype, own_device, warn_of_slow_format
+    from allmlp.files import make_writable
 
     own = own_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if own.type not in ("cpu", "cuda"):
@@ -102,12 +105,12 @@ def bench(
         seq_len,
     )
     with writing(f"to {out}"):
-        out.mkdir(parents=True, exist_ok=True)  # before anything is measured
+        make_writable(out.parent if is_file(out) else out)
     report = run(
         options, log=partial(print, file=sys.stderr, flush=True), keep=lambda report: write_numbers(report, out)
     )
     write_numbers(report, out)
-    drawn = draw(report, out)
+    drawn = [] if is_file(out) else draw(report, out)
     if as_json:
         print_json(as_dict(report))
     else:
@@ -123,7 +126,7 @@ def read_batches(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdigit() or int(first) < 1 or (dash and not last.isdigit()):
+        if not first.isdigit() or int(first) < 1 or (dash and not (last.isdigit() and int(first) <= int(last))):
             raise UserError(f"--batch-size takes sizes such as 1,8,256 or 1-1024, not {text!r}")
         size = int(first)
         found.append(size)

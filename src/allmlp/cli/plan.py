@@ -35,7 +35,8 @@ def plan(
         list[str],
         typer.Argument(
             metavar="TARGET",
-            help="A model from `allmlp list`, or a recipe from `allmlp list recipes`; with --from finished runs.",
+            help="A model from `allmlp list`, or a recipe from `allmlp list recipes`; with --from finished runs, or "
+            "folders that contain them.",
             autocompletion=complete_name,
         ),
     ],
@@ -69,17 +70,19 @@ def plan(
     mfu: Annotated[
         float | None, typer.Option(help="Model FLOPs utilization; default: the measured one of the family.")
     ] = None,
-    network_bandwidth: Annotated[float | None, typer.Option(help="GB/s per GPU; default: the GPU's.")] = None,
+    network_bandwidth: Annotated[
+        float | None, typer.Option(help="GB/s per GPU; default: the GPU's.", min=0.001, max=1_000_000)
+    ] = None,
     storage_bandwidth: Annotated[
-        float | None, typer.Option(help="GB/s at which checkpoints are written; default 2.")
+        float | None, typer.Option(help="GB/s at which checkpoints are written; default 2.", min=0.001, max=1_000_000)
     ] = None,
     sample_bytes: Annotated[float | None, typer.Option(help="Stored size of an example.")] = None,
     restart_minutes: Annotated[
-        float | None, typer.Option(help="From a failure until training continues; default 10.")
+        float | None, typer.Option(help="From a failure until training continues; default 10.", min=0, max=10_000_000)
     ] = None,
     simulations: Annotated[int | None, typer.Option(help="Runs to simulate; default 500.", min=2, max=100_000)] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of the simulation, or of the intervals of --from; default 0.")
+        int | None, typer.Option(help="Seed of the simulation, or of the intervals of --from; default 0.", min=0)
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Run real steps on this machine and compare.")] = False,
     calibrate: Annotated[str | None, typer.Option(help="With --check: measure the speed with this model.")] = None,
@@ -156,9 +159,11 @@ def predict_loss(folders: list[str], by: str, at: float | None, seed: int, as_js
     from pathlib import Path
 
     from allmlp.plan.scaling import QUANTITIES, scaling
+    from allmlp.report.runs import runs_in
 
     quantity = lookup(by, QUANTITIES, "quantity")
-    found = scaling([Path(folder) for folder in folders], quantity, at, seed)
+    named = [Path(folder) for folder in folders]
+    found = scaling([run for folder in named for run in runs_in(folder) or [folder]], quantity, at, seed)
     if as_json:
         print_json(found.as_json(), indent=2)
     else:

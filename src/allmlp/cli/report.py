@@ -10,7 +10,7 @@ import typer
 
 from allmlp.cli.app import app, examples, next_command
 from allmlp.cli.job import DeviceOption
-from allmlp.errors import plural
+from allmlp.errors import UserError, plural
 
 
 @app.command(
@@ -49,6 +49,7 @@ def report(
     from rich.progress import track
 
     from allmlp.report.page import REPORT, write
+    from allmlp.report.runs import find
 
     screen = Console(stderr=True)
     quiet = not screen.is_terminal
@@ -56,9 +57,12 @@ def report(
     def progress(found: Any) -> Iterable[Any]:
         return track(found, "Reading", console=screen, transient=True, disable=quiet)
 
-    out = out / REPORT if out.is_dir() else out
+    if out.is_dir() or not out.suffix:
+        out /= REPORT
+    elif out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"the report is an HTML page: call it {out.with_suffix('.html')}, or name a folder for it")
     count, skipped = write(runs, out, max_examples, suspect_labels, progress, device)
     for reason in skipped:
         print(f"skipped: {reason}")
     print(f"{plural(count, 'run')}, {out.stat().st_size / 1e6:.2f} MB: {out}")
-    next_command("analyze", runs[0] if count == 1 else "RUN")
+    next_command("analyze", next(iter(find(runs)[0].values())) if count == 1 else "RUN")

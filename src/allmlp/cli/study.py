@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 LOCATIONS = ("path", "train", "val", "test", "cache", "download", "tokenizer.path")
 """Fields of data for their location on this machine, which are not part of a study."""
+SWEEP_USAGE = "--sweep takes FIELD=A,B,C with different values"
+OF_THE_STUDY = {"seed": "--seeds N trains with the seeds 0 to N - 1", "val_size": "--val-size N is for --sweep"}
+"""Fields that a study sets in each run, and how its runs differ in them."""
 
 
 @app.command(
@@ -120,6 +124,7 @@ def make_study(
     from allmlp.studies import studies
     from allmlp.study.definition import sweep
 
+    refuse_own(options)
     if name in studies():
         if sweeps or val_size:
             raise UserError(f"{name} is a study with its own settings: --sweep and --val-size are for recipes")
@@ -127,7 +132,8 @@ def make_study(
     elif name.partition("/")[0] in recipes():
         if val_size and not sweeps:
             raise UserError("--val-size holds out examples for --sweep: without it nothing is chosen on validation")
-        choices = {field: split_values(values) for field, values in assignments(sweeps).items()}
+        choices = {field: split_values(values) for field, values in assignments(sweeps, SWEEP_USAGE).items()}
+        refuse_own(choices)
         if len(choices) < len(sweeps):
             raise UserError("a field is swept twice: write --sweep FIELD=VALUE,VALUE once, with all its values")
         study = sweep(name, choices, options, locations, val_size)
@@ -142,8 +148,15 @@ def make_study(
 def split_values(text: str) -> list[str]:
     values = [value.strip() for value in text.split(",")]
     if not all(values) or len(set(values)) < len(values):
-        raise UserError(f"--sweep takes FIELD=A,B,C with different values, not {text!r}")
+        raise UserError(f"{SWEEP_USAGE}, not {text!r}")
     return values
+
+
+def refuse_own(fields: Iterable[str]) -> None:
+    """The study would replace these values by its own."""
+    for field in fields:
+        if field in OF_THE_STUDY:
+            raise UserError(f"a study sets {field} itself: {OF_THE_STUDY[field]}")
 
 
 def list_studies() -> None:
@@ -191,7 +204,9 @@ def report(now: Progress, runner: Runner) -> None:
     left = [*now.ready, *now.later]
     total = len(now.done) + len(left)
     if not left:
-        print(f"study {summary.study.name}: complete, {plural(total, 'run')}")
+        failed = sum("failed" in record for record in now.done.values())
+        hint = f", of which {failed:,} failed; --retry-failed repeats {'it' if failed == 1 else 'them'}"
+        print(f"study {summary.study.name}: complete, {plural(total, 'run')}{hint if failed else ''}")
         next_command("study", "--list")
         return
     text = f"study {summary.study.name}: {len(now.done)} of {total} runs done, {len(left)} left"

@@ -40,7 +40,7 @@ from allmlp.data.pets import OxfordPets, is_pets
 from allmlp.data.series_columns import find_time, holds_numbers, plain_samples, refuse_times
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
-from allmlp.data.squad import Squad, has_answers
+from allmlp.data.squad import Squad, has_answers, is_squad
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
 from allmlp.data.text_files import file_system, find_encoding, find_files
 from allmlp.data.text_folder import TextFolder
@@ -114,8 +114,8 @@ def detect_files(files: list[str], place: str) -> Data:
             f"{place} is an image: training needs a folder with one folder of images per class, or a table with the "
             "columns image and label"
         )
-    if len(files) == 1 and has_answers(files[0]):
-        return Squad(place)
+    if all(map(has_answers, files)):
+        return Squad(place if len(files) == 1 else ",".join(files))
     if is_table(name):
         return detect_tables({"train": [PeekedTable(file) for file in files]})
     find_encoding(files[0])  # which checks that it is text
@@ -200,14 +200,18 @@ def split_of(name: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def detect_squad(folder: Path, files: list[str]) -> Data | None:
+def detect_squad(folder: object, files: list[str]) -> Data | None:
     if not files:
         return None
     if len(files) == 1:
         return Squad(files[0])
-    splits = {split_of(Path(file).name): file for file in reversed(files)}
-    test = splits.get("validation") or splits.get("test")
-    if "train" not in splits or not test:
+    parts: dict[str, list[str]] = {}
+    for file in files:
+        parts.setdefault(split_of(PurePosixPath(file).name), []).append(file)
+    # Several tables are parts of a split, but SQuAD's own files are versions of it: v1.1 and v2.0.
+    splits = {split: found[0] if is_squad(found[0]) else ",".join(found) for split, found in parts.items()}
+    test = splits.get("validation") or splits.get("test", "")
+    if "train" not in splits or (len(splits) > 1 and not test):
         raise UserError(
             f"{folder} needs files of questions for training and testing, called after their split, such as train.json "
             "and dev.json"
@@ -370,5 +374,6 @@ def detect_hub(name: str) -> Data:
                 f"{name!r} on the Hugging Face Hub has {len(subsets)} subsets, such as {', '.join(subsets[:4])}: name "
                 f"one, hf:{name}/{subsets[0]}"
             )
-        return detect_tables(splits)
+        questions = [table.file for tables in splits.values() for table in tables if has_answers(table.file)]
+        return detect_squad(name, questions) or detect_tables(splits)
     return HubDataset(name)

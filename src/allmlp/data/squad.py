@@ -17,7 +17,7 @@ from torch import Tensor
 from allmlp.data.dataset import Dataset, InMemory
 from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.tables import Table, TableRow, is_table, read_table, table_suffix
-from allmlp.data.text_files import PEEKED_BYTES, open_file
+from allmlp.data.text_files import PEEKED_BYTES, open_file, split_commas
 from allmlp.data.tokenizer import TextData, Tokenizer, TokenizerConfig, replace_surrogates
 from allmlp.errors import UserError, one_line
 from allmlp.files import expand_user
@@ -159,7 +159,7 @@ class SquadDataset(Dataset):
 
 
 class Squad(TextData):
-    """SQuAD's JSON files (plain, .gz, .xz) or tables of questions, contexts and answers for training and testing.
+    """SQuAD's JSON files (plain, .gz, .xz) or tables of questions, contexts and answers, separated by commas.
 
         [CLS] question [SEP] context[k doc_stride : k doc_stride + room] [SEP],   k = 0, 1, ...
 
@@ -170,7 +170,7 @@ class Squad(TextData):
 
     train: str
     test: str = ""
-    """Empty: the questions of a tenth of the training file's contexts are held out."""
+    """Empty: the questions of a tenth of the training contexts are held out."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     seq_len: Count = 384
     doc_stride: Count = 128
@@ -229,6 +229,9 @@ def hold_out(examples: list[SquadExample], file: str) -> tuple[list[SquadExample
 
 # --- reading -----------------------------------------------------------------------------------------------
 
+ANSWERS = ("answers", "answer")
+"""Names of the column of answers in a table."""
+
 
 def is_squad(file: str) -> bool:
     if table_suffix(file) != ".json":
@@ -253,8 +256,8 @@ def answer_table(file: str) -> Table | None:
         return None
     if table_suffix(file) == ".json" and b'"question"' not in peek(file):
         return None
-    table = read_table(file)
-    named = {"question", "context"} <= {*table.columns} and not {"answers", "answer"}.isdisjoint(table.columns)
+    table = read_table(file, nested=ANSWERS)
+    named = {"question", "context"} <= {*table.columns} and not {*ANSWERS}.isdisjoint(table.columns)
     return table if named else None
 
 
@@ -278,11 +281,16 @@ def question_table(file: str) -> Table:
     return Table(file, ("id", "question", "context"), rows)
 
 
-def read(file: str) -> list[SquadExample]:
-    if not file:
+def read(files: str) -> list[SquadExample]:
+    """The questions of comma-separated files."""
+    if not files:
         raise UserError(
             "no files: set data.train to SQuAD's JSON file or to a table with the columns question, context and answers"
         )
+    return [example for file in split_commas(files) for example in read_file(file)]
+
+
+def read_file(file: str) -> list[SquadExample]:
     path = file if "://" in file else str(expand_user(file))
     table = answer_table(path)
     if table is not None:

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path, PurePosixPath
@@ -78,13 +78,15 @@ def table_suffix(path: str | Path) -> str:
     return PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
 
 
-def read_table(file: str | Path) -> Table:
-    """Open a table of any format. Columns are known at once, rows are read by iterating."""
+def read_table(file: str | Path, nested: Collection[str] = ()) -> Table:
+    """Open a table of any format. Columns are known at once, rows are read by iterating. Lists and objects are read as
+    JSON; those of a Parquet file, which may hold features or images, only in the columns `nested`.
+    """
     file, suffix = str(file), table_suffix(file)
     if suffix not in TABLE_SUFFIXES:
         raise UserError(f"{file} is not a table: its name should end in {', '.join(TABLE_SUFFIXES)}")
     if suffix == ".parquet":
-        return read_parquet(file)
+        return read_parquet(file, nested)
     return read_json(file) if suffix in JSON_SUFFIXES else read_separated(file, SEPARATORS[suffix])
 
 
@@ -335,8 +337,8 @@ def as_text(value: Any) -> str:
 # --- Parquet --------------------------------------------------------------------------------------------
 
 
-def read_parquet(file: str) -> Table:
-    """Read columns of text, numbers, dates and booleans; nested and binary columns are skipped."""
+def read_parquet(file: str, nested: Collection[str] = ()) -> Table:
+    """Read columns of text, numbers, dates and booleans; binary columns and other nested ones are skipped."""
     arrow = require("pyarrow", "parquet")
     types = arrow.types
 
@@ -348,7 +350,7 @@ def read_parquet(file: str) -> Table:
     with open_parquet(file) as found:
         kinds = {field.name: field.type for field in found.schema_arrow}
     skipped = (types.is_nested, types.is_binary, types.is_large_binary)
-    columns = [name for name, kind in kinds.items() if not any(skip(kind) for skip in skipped)]
+    columns = [name for name, kind in kinds.items() if name in nested or not any(skip(kind) for skip in skipped)]
     if not columns:
         raise UserError(f"{file} has no columns of text or numbers")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from allmlp.errors import UserError, did_you_mean, lookup
@@ -30,6 +31,8 @@ def job(name: str, samples: float | None = None, epochs: float | None = None, **
             raise UserError(f"{name} contains several runs; choose one of {', '.join(found)}")
         return from_run(name, next(iter(found.values())), samples, epochs, given)
     if name not in presets() and not name.startswith("timm:"):
+        if Path(name).exists():
+            raise UserError(f"{name} is no name of a model or recipe; losses of finished runs are read with --from")
         raise UserError(f"unknown model or recipe {name!r}{did_you_mean(name, [*list_models(), *recipes()])}")
     if samples is None:
         raise UserError(f"the size of the training set of {name} is unknown; pass --samples 300e6 --epochs 14")

@@ -6,13 +6,12 @@ hardware, the time and a published result; `make results` adds what was measured
 
 from __future__ import annotations
 
-import inspect
 from functools import cache
 from typing import TYPE_CHECKING
 
 from allmlp.declared import Declared, find_declared
 from allmlp.errors import UserError, lookup
-from allmlp.plugins import plugins
+from allmlp.plugins import added
 
 if TYPE_CHECKING:
     from allmlp.run import Run
@@ -21,11 +20,7 @@ if TYPE_CHECKING:
 @cache
 def recipes() -> dict[str, Declared]:
     """All recipes, parsed from the source files, so that listing them does not import torch; and those of plug-ins."""
-    added = [function for module in plugins() for function in getattr(module, "RECIPES", ())]
-    return find_declared(__name__, __file__) | {
-        function.__name__: Declared(function.__name__, function.__module__, inspect.getdoc(function) or "")
-        for function in added
-    }
+    return find_declared(__name__, __file__) | added("RECIPES")
 
 
 def recipe(name: str) -> Declared:

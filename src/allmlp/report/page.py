@@ -23,7 +23,7 @@ from allmlp import __version__
 from allmlp.accuracy import format_accuracy
 from allmlp.device import own_device
 from allmlp.errors import UserError, one_line, require, writing
-from allmlp.files import RUN, write_text_atomically
+from allmlp.files import RUN, make_writable, write_text_atomically
 from allmlp.log import format_duration, format_value, is_percentage
 from allmlp.models.zoo import short_name
 from allmlp.report.curves import POINTS, better, charts, title
@@ -122,12 +122,13 @@ def write(
     found, skipped = find(paths)
     if not found:
         raise UserError(f"no run to report on: {skipped[0] if skipped else 'name the folders of runs'}")
+    with writing(out):
+        make_writable(out.parent)
     details = [
         inspect(read_logged(name, run), place, examples, suspect_labels) for name, run in track(list(found.items()))
     ]
     page = render(details, skipped)
     with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(out, page)
     return len(details), skipped
 

@@ -7,12 +7,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from allmlp.errors import UserError, lookup
+from allmlp.errors import UserError, lookup, plural
 from allmlp.recipes import runs
-from allmlp.run import Run
 from allmlp.spec import MAX_COUNT, Spec, override_all
+
+if TYPE_CHECKING:
+    from allmlp.run import Run  # which imports plug-ins, and these this module
 
 Overrides = Mapping[str, str]
 """Fields and values as after --set."""
@@ -120,6 +122,20 @@ class Study:
         """Whether runs of this purpose compare seconds."""
         compared = self.tuning.compared if self.tuning and purpose == "tune" else None
         return (compared or self.compared) == "seconds"
+
+    def check_jobs(self) -> None:
+        """Raise UserError unless runs can take place at the same time, and do no less for that."""
+        if self.is_timed("final") and (not self.tuning or self.is_timed("tune")):
+            raise UserError(f"study {self.name} compares seconds: its runs take place one at a time, without --jobs")
+        for row in self.rows:
+            final = self.final_trials(row, next(iter(self.candidates(row))))
+            for trial in (*itertools.islice(self.tuning_trials(row), 1), *itertools.islice(final, 1)):
+                budget = trial.run.budget
+                if not self.is_timed(trial.purpose) and budget.epochs is None and budget.steps is None:
+                    raise UserError(
+                        f"{trial.label} ends after {plural(budget.minutes or 0, 'minute', form='g')}, in which it does "
+                        "less beside other runs: set budget.epochs, or leave out --jobs"
+                    )
 
     @property
     def parents(self) -> set[tuple[str, int]]:

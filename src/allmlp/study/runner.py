@@ -280,10 +280,8 @@ class Runner:
         self.shared: dict[str, str] | None = None
         """Variables of processes that share a GPU, from the first start on."""
         self.wanted = self.study.with_needed(self.rows) if self.rows else {*self.study.rows}
-        if self.jobs > 1 and self.study.is_timed("final") and (not self.study.tuning or self.study.is_timed("tune")):
-            raise UserError(
-                f"study {self.study.name} compares seconds: its runs take place one at a time, without --jobs"
-            )
+        if self.jobs > 1:
+            self.study.check_jobs()
 
     def progress(self) -> Progress:
         found = records.read(self.out / records.FILE)

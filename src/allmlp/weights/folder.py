@@ -25,7 +25,7 @@ from allmlp.data.preprocessing import (
     write_preprocessing,
 )
 from allmlp.device import as_dtype, usable_device
-from allmlp.errors import UserError, one_line, suggest_keywords
+from allmlp.errors import UserError, command, one_line, suggest_keywords
 from allmlp.files import CONFIG, RUN, write_atomically, write_text_atomically
 from allmlp.layers.stem import TokenEmbed
 from allmlp.models.grid import Rule, make_dynamic
@@ -212,7 +212,8 @@ def read_spec(folder: Path) -> ModelSpec:
         refuse_runs(folder)
         if folder.is_file():
             beside = (folder.parent / CONFIG).is_file()
-            advice = f"name its folder, {folder.parent}" if beside else f"convert it: allmlp convert {folder} FOLDER"
+            convert = f"if it holds weights, convert it: {command('convert', folder, 'FOLDER')}"
+            advice = f"name its folder, {folder.parent}" if beside else convert
             raise UserError(f"{folder} is a file, not a model folder: {advice}")
         reason = f"it has no {CONFIG}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is not a model folder: {reason}")
