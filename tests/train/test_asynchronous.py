@@ -16,7 +16,6 @@ from train.test_golden import RECIPES, TEACHERS, small_run, texts  # noqa: F401
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    # Recorded steps read nothing back, and run with optimizers that need not either.
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty", "ignore:Synchronization debug mode is a prototype"),
 ]
 FIRST, LAST = 8, 12
