@@ -57,6 +57,15 @@ VARIANTS = {
 """Rows of the ablations but the first, the model as it is."""
 WARMED = {"resmlp": "ResMLP", "resmlp, LayerNorm": "ResMLP with LayerNorm", "vit": "ViT, which has LayerNorm"}
 """Rows of the study of warm-up; each has another without."""
+FEW_BITS = {
+    "float": "full precision",
+    "int8": "8 bits, rounded after training",
+    "int8_trained": "8 bits, trained with rounded weights",
+    "int4": "4 bits, rounded after training",
+    "int4_trained": "4 bits, trained with rounded weights",
+    "int4_noise": "4 bits, trained with Quant-Noise",
+}
+"""Rows of the study of few bits, once for each size."""
 
 
 def cifar10() -> str:
@@ -169,6 +178,18 @@ def warmup() -> str:
     return table(("model", "n", "with warm-up", "without", "change"), rows)
 
 
+def few_bits() -> str:
+    rows = []
+    for suffix in ("", ", nano"):
+        runs = {row: study("cifar10_quantized_sizes", row + suffix) for row in FEW_BITS}
+        values = {row: {run["seed"]: 100 * run["result"]["test"]["accuracy"] for run in runs[row]} for row in FEW_BITS}
+        for row, what in FEW_BITS.items():
+            change = show_interval(paired_difference(values[row], values["float"]), signed=True)
+            size = f"{runs[row][0]['result']['parameters'] / 1e6:.1f} M" if runs[row] else NOTHING
+            rows.append((size, what, str(len(runs[row])), accuracy(runs[row]), NOTHING if row == "float" else change))
+    return table(("gMLP", "weights", "n", "test accuracy", "change"), rows)
+
+
 def anysize() -> str:
     rows = []
     for row, what in {"gmlp_fixed": "at 32 pixels", "gmlp_any": "at a random size in every step"}.items():
@@ -241,6 +262,7 @@ BLOCKS = {
     "cifar10-earlier": cifar10_earlier,
     "ablations": ablations,
     "warmup": warmup,
+    "few-bits": few_bits,
     "anysize": anysize,
     "features": features,
     "resized": resized,
