@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from allmlp.kernels import ahead
+from allmlp.kernels import HAS_C_COMPILER, ahead
 from allmlp.kernels.channel_mlp import op as channel_mlp
 from allmlp.kernels.gated_mlp import op as gated_mlp
 from allmlp.kernels.gated_mlp.reference import GatedMlpWeights
@@ -124,6 +125,32 @@ def test_dynamic_shapes_are_left_to_the_launch(handed_over: list[Any]) -> None:
     assert isinstance(x.shape[0], torch.SymInt)
     ahead.compile_launches(torch.relu, (x,))
     assert not ahead.SEEN
+
+
+MODULE = """
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *args) {{ return PyLong_FromLong({number}); }}
+static PyMethodDef methods[] = {{{{"launch", launch, METH_NOARGS, NULL}}, {{NULL, NULL, 0, NULL}}}};
+static struct PyModuleDef definition = {{PyModuleDef_HEAD_INIT, "launcher", NULL, -1, methods}};
+PyMODINIT_FUNC PyInit_launcher(void) {{ return PyModule_Create(&definition); }}
+"""
+"""Built as Triton builds its launchers."""
+
+
+@pytest.mark.skipif(not HAS_C_COMPILER, reason="no C compiler")
+def test_a_launcher_that_is_loaded_again_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime import build
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "_load_module_from_path", build._load_module_from_path)
+    ahead.separate_launchers.cache_clear()
+    ahead.separate_launchers()
+    sources = [MODULE.format(number=number) for number in range(2)]
+    first, second, again = (build.compile_module_from_src(sources[i], "launcher") for i in (0, 1, 0))
+    assert (first.launch(), second.launch(), again.launch()) == (0, 1, 0)
 
 
 @pytest.mark.gpu

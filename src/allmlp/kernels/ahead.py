@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -62,9 +64,31 @@ def compile_kernel(kernel: Any, *args: Any, **options: Any) -> None:
     """In place of `kernel[grid](*args, **options)`: compile it in the background."""
     device = next(arg.device for arg in args if isinstance(arg, Tensor))
     types = [arg.dtype if isinstance(arg, Tensor) else arg for arg in args]
+    separate_launchers()
     future = EXECUTOR.submit(compile_for, device, kernel, types, options)
     PENDING.add(future)
     future.add_done_callback(PENDING.discard)
+
+
+@cache
+def separate_launchers() -> None:
+    """Give each launcher that Triton loads a module of its own.
+
+    Triton up to 3.6 loads them all under one name. Where a file is loaded again, Python puts its functions into the
+    latest module of that name, from which another thread may be about to read its own launcher: a kernel was then
+    launched with the arguments of another.
+    """
+    from triton.runtime import build
+
+    load, lock = build._load_module_from_path, threading.Lock()
+
+    def load_separately(name: str, path: str) -> ModuleType:
+        module = ModuleType(name)
+        with lock:
+            module.__dict__.update(load(name, path).__dict__)
+        return module
+
+    build._load_module_from_path = load_separately
 
 
 def compile_for(device: torch.device, kernel: Any, types: list[Any], options: dict[str, Any]) -> None:
