@@ -24,7 +24,7 @@ from allmlp.kernels.row_sum.triton import sum_rows
 
 
 def set_block_shapes(arguments: dict[str, Any]) -> None:
-    """Autotuning's pre-hook: TMA descriptors load and store the tile that is tried, H, A and dH half of it at a time."""
+    """Autotuning's pre-hook: TMA descriptors move the tile that is tried, those of H, A and dH half of it at a time."""
     rows, cols, depth = (arguments[f"BLOCK_{axis}"] for axis in "MNK")
     arguments["x_desc"].block_shape = [rows, depth]
     arguments["w_desc"].block_shape = [depth, cols] if "dh_desc" in arguments else [cols, depth]
@@ -68,11 +68,11 @@ BACKWARD_CONFIGS = configs(
 
 def strips(arguments: dict[str, Any]) -> int:
     """Programs that share the rows of each column tile."""
-    return max(1, arguments["NUM_SMS"] * arguments["CTAS_PER_SM"] // triton.cdiv(arguments["N"], arguments["BLOCK_N"]))
+    return max(1, arguments["NUM_SMS"] * arguments["CTAS_PER_SM"] // -(-arguments["N"] // arguments["BLOCK_N"]))
 
 
 def grid(arguments: dict[str, Any]) -> tuple[int]:
-    return (strips(arguments) * triton.cdiv(arguments["N"], arguments["BLOCK_N"]),)
+    return (strips(arguments) * -(-arguments["N"] // arguments["BLOCK_N"]),)
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def forward_kernel(
     CTAS_PER_SM: tl.constexpr,
 ):  # fmt: skip
     col_tiles: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    strips: tl.constexpr = max(1, NUM_SMS * CTAS_PER_SM // col_tiles)
+    strips: tl.constexpr = tl.constexpr(max(1, NUM_SMS * CTAS_PER_SM // col_tiles))
     col = tl.program_id(0) % col_tiles * BLOCK_N
     # Rows past the last one are out of bounds and have no effect.
     for step in tl.range(0, (M + BLOCK_M * strips - 1) // (BLOCK_M * strips), flatten=True):
@@ -130,21 +130,25 @@ def store_gradient(da, h_desc, a_desc, dh_desc, row, col, ACT: tl.constexpr, WAR
 
 
 @triton.jit
-def store_sum(total, sum_ptr, col, N: tl.constexpr):
+def store_sum(total, sum_ptr, strip, col, N: tl.constexpr, SUM_ROWS: tl.constexpr, STRIPS: tl.constexpr):
+    """Write the sum of all rows of this program, and zeros to rows of the partial sums that have no program."""
     cols = col + tl.arange(0, total.shape[2])
-    tl.store(sum_ptr + cols, tl.sum(tl.sum(total, 0), 0), cols < N)
+    value = tl.sum(tl.sum(total, 0), 0)
+    for i in tl.static_range((SUM_ROWS + STRIPS - 1) // STRIPS):
+        tl.store(sum_ptr + (strip + i * STRIPS) * N + cols, value, (cols < N) & (strip + i * STRIPS < SUM_ROWS))
+        value = tl.zeros_like(value)
 
 
 @autotune(BACKWARD_CONFIGS, default=2, key=["is_large", "N", "K", "ACT"])
 @triton.jit(do_not_specialize=["M", "is_large"])
 def backward_kernel(
     x_desc, w_desc, h_desc, a_desc, dh_desc, sum_ptr, M, is_large,
-    N: tl.constexpr, K: tl.constexpr, NUM_SMS: tl.constexpr, ACT: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, NUM_SMS: tl.constexpr, SUM_ROWS: tl.constexpr, ACT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr,
     CTAS_PER_SM: tl.constexpr,
 ):  # fmt: skip
     col_tiles: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    strips: tl.constexpr = max(1, NUM_SMS * CTAS_PER_SM // col_tiles)
+    strips: tl.constexpr = tl.constexpr(max(1, NUM_SMS * CTAS_PER_SM // col_tiles))
     col, strip = tl.program_id(0) % col_tiles * BLOCK_N, tl.program_id(0) // col_tiles
     HALF: tl.constexpr = BLOCK_N // 2
     left_sum = sum_within_threads(tl.zeros((BLOCK_M, HALF), dtype=tl.float32), WARPS)
@@ -155,8 +159,8 @@ def backward_kernel(
         left, right = halves(product(x_desc, w_desc, row, col, K, BLOCK_M, BLOCK_N, BLOCK_K, False))
         left_sum += store_gradient(left, h_desc, a_desc, dh_desc, row, col, ACT, WARPS)
         right_sum += store_gradient(right, h_desc, a_desc, dh_desc, row, col + HALF, ACT, WARPS)
-    store_sum(left_sum, sum_ptr + strip * N, col, N)
-    store_sum(right_sum, sum_ptr + strip * N, col + HALF, N)
+    store_sum(left_sum, sum_ptr, strip, col, N, SUM_ROWS, strips)
+    store_sum(right_sum, sum_ptr, strip, col + HALF, N, SUM_ROWS, strips)
 
 
 def descriptors(*tensors: Tensor) -> list[TensorDescriptor]:
@@ -184,12 +188,12 @@ def hidden_backward(dy: Tensor, down: Tensor, h: Tensor, act: str) -> tuple[Tens
     (rows, channels), sms = h.shape, num_sms(h.device)
     a, dh = torch.empty_like(h), torch.empty_like(h)
     most_strips = max(strips({"NUM_SMS": sms, "N": channels, **config.kwargs}) for config in BACKWARD_CONFIGS)
-    partial_sums = torch.zeros(most_strips, channels, dtype=torch.float32, device=h.device)
+    partial_sums = torch.empty(most_strips, channels, dtype=torch.float32, device=h.device)
     run = fused_multiply_add(backward_kernel)
     with launching("channel_mlp_backward", h):
         run[grid](
             *descriptors(dy, down, h, a, dh), partial_sums,
             rows if COMPILED else tl.constexpr(rows), int(rows >= 128 * sms),
-            N=channels, K=dy.shape[1], NUM_SMS=sms, ACT=tanh_code(act, h.dtype),
+            N=channels, K=dy.shape[1], NUM_SMS=sms, SUM_ROWS=most_strips, ACT=tanh_code(act, h.dtype),
         )  # fmt: skip
     return a, dh, sum_rows(partial_sums, h.dtype)
