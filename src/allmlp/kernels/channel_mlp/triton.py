@@ -133,7 +133,7 @@ def store_gradient(da, h_desc, a_desc, dh_desc, row, col, ACT: tl.constexpr, WAR
 def store_sum(total, sum_ptr, strip, col, N: tl.constexpr, SUM_ROWS: tl.constexpr, STRIPS: tl.constexpr):
     """Write the sum of all rows of this program, and zeros to rows of the partial sums that have no program."""
     cols = col + tl.arange(0, total.shape[2])
-    value = tl.sum(tl.sum(total, 0), 0)
+    value = tl.sum(tl.sum(total, 1), 0)  # within warps, then across them
     for i in tl.static_range((SUM_ROWS + STRIPS - 1) // STRIPS):
         tl.store(sum_ptr + (strip + i * STRIPS) * N + cols, value, (cols < N) & (strip + i * STRIPS < SUM_ROWS))
         value = tl.zeros_like(value)
