@@ -100,7 +100,7 @@ def activate(z, ACT: tl.constexpr):
     elif ACT == 4:
         z *= normal_cdf(z, z * z)
     elif ACT >= 6:
-        z = activate_with_grad(z, ACT)[0]  # the compiler drops the derivative
+        z, _ = activate_with_grad(z, ACT)  # the compiler drops the derivative
     return z
 
 

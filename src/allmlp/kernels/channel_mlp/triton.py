@@ -92,7 +92,8 @@ def forward_kernel(
     CTAS_PER_SM: tl.constexpr,
 ):  # fmt: skip
     col_tiles: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    strips: tl.constexpr = tl.constexpr(max(1, NUM_SMS * CTAS_PER_SM // col_tiles))
+    programs: tl.constexpr = NUM_SMS * CTAS_PER_SM
+    strips: tl.constexpr = tl.constexpr(programs // col_tiles if col_tiles < programs else 1)
     col = tl.program_id(0) % col_tiles * BLOCK_N
     # Rows past the last one are out of bounds and have no effect.
     for step in tl.range(0, (M + BLOCK_M * strips - 1) // (BLOCK_M * strips), flatten=True):
@@ -148,7 +149,8 @@ def backward_kernel(
     CTAS_PER_SM: tl.constexpr,
 ):  # fmt: skip
     col_tiles: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    strips: tl.constexpr = tl.constexpr(max(1, NUM_SMS * CTAS_PER_SM // col_tiles))
+    programs: tl.constexpr = NUM_SMS * CTAS_PER_SM
+    strips: tl.constexpr = tl.constexpr(programs // col_tiles if col_tiles < programs else 1)
     col, strip = tl.program_id(0) % col_tiles * BLOCK_N, tl.program_id(0) // col_tiles
     HALF: tl.constexpr = BLOCK_N // 2
     left_sum = sum_within_threads(tl.zeros((BLOCK_M, HALF), dtype=tl.float32), WARPS)
