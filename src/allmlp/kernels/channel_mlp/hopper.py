@@ -241,7 +241,7 @@ def launch(
 
 def strips_of(channels: int, device: torch.device) -> int:
     """Groups that share the rows of each column tile; 0 where the columns do not fill their tiles or pairs of them."""
-    return 0 if channels % (GROUPS * BLOCK) else num_sms(device) * GROUPS // (channels // BLOCK)
+    return 0 if channels % (GROUPS * BLOCK) else max(1, num_sms(device) * GROUPS // (channels // BLOCK))
 
 
 def hidden(x: Tensor, up: Tensor, up_bias: Tensor, act: str) -> tuple[Tensor, Tensor]:
