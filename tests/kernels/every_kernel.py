@@ -28,7 +28,7 @@ def defined_kernels(*stems: str) -> set[str]:
 
 class Calls:
     """The calls for a device and a dtype. Gluon and fp8 are left out where the interpreter stands in for a GPU; without
-    `hopper`, the linear map too, which is cuBLAS' there.
+    `hopper`, the products too that are cuBLAS' there.
     """
 
     def __init__(
@@ -122,9 +122,24 @@ class Calls:
             linear.linear(x, weight, LinearEpilogue(vector, vector, vector), "gelu")
             linear.linear(x, weight, LinearEpilogue(vector, residual=z))
 
+    def channel_mlp(self) -> None:
+        from allmlp.kernels.channel_mlp import triton as channel_mlp
+
+        modules = [channel_mlp]
+        if not self.interpreted:
+            from allmlp.kernels.channel_mlp import hopper
+
+            modules.append(hopper)
+        rows, hidden = self.batch * TOKENS, 2 * CHANNELS
+        x, up, down = (self.randn(*shape) for shape in ((rows, 256), (hidden, 256), (256, hidden)))
+        for module in modules:
+            for act in ("gelu", "gelu_tanh", "relu"):
+                h, _ = module.hidden(x, up, self.randn(hidden), act)
+                module.hidden_backward(x, down, h, act)
+
     def all(self) -> Iterator[str]:
-        calls = (self.activation, self.row_sum, self.layer_norm, self.gated_mlp, self.token_mix, self.linear)
-        for call in calls if self.hopper else calls[:-1]:
+        calls = (self.activation, self.row_sum, self.layer_norm, self.gated_mlp, self.token_mix)
+        for call in (*calls, self.linear, self.channel_mlp) if self.hopper else calls:
             call()
             yield call.__name__
 

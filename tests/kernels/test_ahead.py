@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from allmlp.kernels import HAS_C_COMPILER, ahead
 from allmlp.kernels.channel_mlp import op as channel_mlp
+from allmlp.kernels.channel_mlp import reference as channel_mlp_reference
 from allmlp.kernels.gated_mlp import op as gated_mlp
 from allmlp.kernels.gated_mlp.reference import GatedMlpWeights
 from allmlp.kernels.token_matmul import op as token_matmul
@@ -65,8 +66,8 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from allmlp.kernels.row_sum import triton as row_sum
 
     kernels: list[Any] = []
-    for op in (token_matmul, channel_mlp):
-        monkeypatch.setattr(op, "dispatch", lambda x: activation)
+    monkeypatch.setattr(token_matmul, "dispatch", lambda x: activation)
+    monkeypatch.setattr(channel_mlp_reference, "dispatch_activation", lambda x: activation)
     monkeypatch.setattr(token_matmul, "dispatch_row_sum", lambda x: row_sum)
     monkeypatch.setattr(ahead, "DEVICE_TYPE", "cpu")
     monkeypatch.setattr(ahead, "SEEN", set())
@@ -88,6 +89,16 @@ def test_kernels_of_an_op_are_compiled_once(op: Callable[..., None], kernels: se
     count = len(handed_over)
     trace(op)
     assert len(handed_over) == count and not ahead.RECORDING.active
+
+
+def test_kernels_that_choose_their_tile_are_left_to_the_launch(
+    handed_over: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from allmlp.kernels.channel_mlp import triton as fused
+
+    monkeypatch.setattr(channel_mlp, "dispatch", lambda x, weight, max_width: fused)
+    trace(channel_mixing)
+    assert {name_of(kernel) for kernel in handed_over} == SUM
 
 
 def test_other_arguments_are_other_kernels(handed_over: list[Any]) -> None:

@@ -2,8 +2,8 @@
 
     H = X U^T + a,   Y = act(H) V^T + c
 
-X and H are saved for the gradient. act(H) is recomputed in the pass that turns its gradient into that of H and sums
-the latter for the bias:
+X and H are saved for the gradient. act(H) is recomputed where its gradient is turned into that of H and the latter is
+summed for the bias:
 
     dH = (dY V) act'(H),   dV = dY^T act(H),   dU = dH^T X,   da = sum dH,   dX = dH U
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmlp.kernels.activation.reference import dispatch
+from allmlp.kernels.channel_mlp.reference import BACKWARD_MAX_WIDTH, FORWARD_MAX_WIDTH, dispatch
 from allmlp.kernels.custom_op import define_op, register_backward
 
 
@@ -29,8 +29,9 @@ def channel_mlp_forward(
     x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, act: str
 ) -> tuple[Tensor, Tensor]:
     """Y and H."""
-    h = torch.addmm(up_bias, x.flatten(0, -2), up.T)
-    y = torch.addmm(down_bias, dispatch(h).forward(h, None, act), down.T)
+    x2 = x.flatten(0, -2)
+    h, a = dispatch(x2, up, FORWARD_MAX_WIDTH).hidden(x2, up, up_bias, act)
+    y = torch.addmm(down_bias, a, down.T)
     return y.view(*x.shape[:-1], -1), h
 
 
@@ -45,7 +46,7 @@ def channel_mlp_backward(
     x: Tensor, h: Tensor, up: Tensor, down: Tensor, act: str, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x2, dy = x.flatten(0, -2), dy.flatten(0, -2)
-    a, dh, dup_bias = dispatch(h).backward(h, None, dy @ down, act)
+    a, dh, dup_bias = dispatch(dy, down, BACKWARD_MAX_WIDTH).hidden_backward(dy, down, h, act)
     return (dh @ up).view(x.shape), dh.T @ x2, dup_bias, dy.T @ a
 
 

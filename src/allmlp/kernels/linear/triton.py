@@ -20,12 +20,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from allmlp.kernels.activation.reference import ActivationName
-from allmlp.kernels.activation.triton import FAST_GELU, act_code, activate
+from allmlp.kernels.activation.triton import FAST_GELU, act_code, activate, tanh_approx
 from allmlp.kernels.launch import autotune, fused_multiply_add, launching, num_sms
 from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
 
 TANH_APPROX_GELU = 5
-COMPILED = not triton.knobs.runtime.interpret
+COMPILED: tl.constexpr = tl.constexpr(not triton.knobs.runtime.interpret)
 """The interpreter has no tanh.approx instruction and no loops of dynamic length."""
 BLOCK_K_BYTES = 128
 
@@ -59,6 +59,26 @@ CONFIGS = [
 ]
 
 
+@triton.jit
+def product(
+    x_desc, w_desc, row, col,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """A tile of X W^T, with W n k, or of X W, with W k n."""
+    z = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        x = x_desc.load([row, start])
+        w = w_desc.load([col, start]).T if TRANSPOSED else w_desc.load([start, col])
+        z = tl.dot(x, w, z)
+    return z
+
+
+@triton.jit
+def halves(z):
+    """The left and the right half of the columns, without moving them between threads."""
+    return z.reshape(z.shape[0], 2, z.shape[1] // 2).permute(0, 2, 1).split()
+
+
 @autotune(CONFIGS, default=5, key=["is_large", "N", "K", "BLOCK_K", "ACT", "HAS_RESIDUAL", "WRITE_STATS"])
 @triton.jit(do_not_specialize=["M", "is_large"])
 def kernel(
@@ -76,13 +96,9 @@ def kernel(
         # bounds and have no effect.
         tile = wave * programs + tl.program_id(0)
         row, col = tile // col_tiles * BLOCK_M, tile % col_tiles * BLOCK_N
-        z = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for start in range(0, K, BLOCK_K):
-            x = x_desc.load([row, start])
-            w = w_desc.load([col, start])
-            z = tl.dot(x, w.T, z)
+        z = product(x_desc, w_desc, row, col, K, BLOCK_M, BLOCK_N, BLOCK_K, True)
         if BLOCK_N == 2 * EPILOGUE_N:
-            left, right = z.reshape(BLOCK_M, 2, EPILOGUE_N).permute(0, 2, 1).split()
+            left, right = halves(z)
             apply_epilogue(
                 left, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
                 row, col, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_RESIDUAL, WRITE_STATS,
@@ -109,8 +125,7 @@ def tanh_approx_gelu(h):
     minimize the error of GELU, 2.7e-4; those of the usual tanh form give 4.7e-4.
     """
     u = h * (1.60031416 + 0.27760712 * h * h)
-    t = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [u], dtype=tl.float32, is_pure=True, pack=1)
-    return h + h * t
+    return h + h * tanh_approx(u)
 
 
 @triton.jit
