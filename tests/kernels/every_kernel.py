@@ -125,17 +125,11 @@ class Calls:
     def channel_mlp(self) -> None:
         from allmlp.kernels.channel_mlp import triton as channel_mlp
 
-        modules = [channel_mlp]
-        if not self.interpreted:
-            from allmlp.kernels.channel_mlp import hopper
-
-            modules.append(hopper)
         rows, hidden = self.batch * TOKENS, 2 * CHANNELS
         x, up, down = (self.randn(*shape) for shape in ((rows, 256), (hidden, 256), (256, hidden)))
-        for module in modules:
-            for act in ("gelu", "gelu_tanh", "relu"):
-                h, _ = module.hidden(x, up, self.randn(hidden), act)
-                module.hidden_backward(x, down, h, act)
+        for act in ("gelu", "gelu_tanh", "relu"):
+            h, _ = channel_mlp.hidden(x, up, self.randn(hidden), act)
+            channel_mlp.hidden_backward(x, down, h, act)
 
     def all(self) -> Iterator[str]:
         calls = (self.activation, self.row_sum, self.layer_norm, self.gated_mlp, self.token_mix)

@@ -33,8 +33,8 @@ def token_mixing(device: str) -> None:
     token_matmul.backward_op(matrix, x, bias, "gelu", y)
 
 
-def channel_mixing(device: str) -> None:
-    x, up, down = (rand(*shape, device=device) for shape in ((BATCH, 5, 64), (HIDDEN, 64), (64, HIDDEN)))
+def channel_mixing(device: str, rows: int = 20) -> None:
+    x, up, down = (rand(*shape, device=device) for shape in ((rows, 64), (HIDDEN, 64), (64, HIDDEN)))
     y, h = channel_mlp.forward_op(x, up, rand(HIDDEN, device=device), down, rand(64, device=device), "gelu")
     channel_mlp.backward_op(x, h, up, down, "gelu", y)
 
@@ -50,9 +50,19 @@ def gated_mixing(device: str, masked: bool = True) -> None:
     gated_mlp.backward_op(x, list(weights), mask, *saved, "gelu", y)
 
 
+def large_channel_mixing(device: str) -> None:
+    channel_mixing(device, channel_mlp_reference.MIN_ROWS)
+
+
 ACTIVATION, SUM = {"activation.forward_kernel", "activation.backward_kernel"}, {"row_sum.kernel"}
 GATED = {f"gated_mlp.{name}_kernel" for name in ("norm", "gate", "gate_backward", "norm_backward")}
-OPS = [(token_mixing, ACTIVATION | SUM), (channel_mixing, ACTIVATION | SUM), (gated_mixing, GATED | SUM)]
+HIDDEN_LAYER = {"channel_mlp.forward_kernel", "channel_mlp.backward_kernel"}
+OPS = [
+    (token_mixing, ACTIVATION | SUM),
+    (channel_mixing, ACTIVATION | SUM),
+    (large_channel_mixing, HIDDEN_LAYER | SUM),
+    (gated_mixing, GATED | SUM),
+]
 
 
 def name_of(kernel: Any) -> str:
@@ -63,10 +73,15 @@ def name_of(kernel: Any) -> str:
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The kernels that were handed to the background; fake tensors on the CPU stand for those on a GPU."""
     from allmlp.kernels.activation import triton as activation
+    from allmlp.kernels.channel_mlp import triton as hidden_layer
     from allmlp.kernels.row_sum import triton as row_sum
+
+    def dispatch(x: Tensor, weight: Tensor) -> Any:
+        return hidden_layer if len(x) >= channel_mlp_reference.MIN_ROWS else channel_mlp_reference
 
     kernels: list[Any] = []
     monkeypatch.setattr(token_matmul, "dispatch", lambda x: activation)
+    monkeypatch.setattr(channel_mlp, "dispatch", dispatch)
     monkeypatch.setattr(channel_mlp_reference, "dispatch_activation", lambda x: activation)
     monkeypatch.setattr(token_matmul, "dispatch_row_sum", lambda x: row_sum)
     monkeypatch.setattr(ahead, "DEVICE_TYPE", "cpu")
@@ -89,16 +104,6 @@ def test_kernels_of_an_op_are_compiled_once(op: Callable[..., None], kernels: se
     count = len(handed_over)
     trace(op)
     assert len(handed_over) == count and not ahead.RECORDING.active
-
-
-def test_kernels_that_choose_their_tile_are_left_to_the_launch(
-    handed_over: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from allmlp.kernels.channel_mlp import triton as fused
-
-    monkeypatch.setattr(channel_mlp, "dispatch", lambda x, weight, max_width: fused)
-    trace(channel_mixing)
-    assert {name_of(kernel) for kernel in handed_over} == SUM
 
 
 def test_other_arguments_are_other_kernels(handed_over: list[Any]) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allmlp.kernels import has_gluon
 from allmlp.kernels.activation import reference as activation
 from allmlp.kernels.channel_mlp.op import channel_mlp
 from allmlp.kernels.gated_mlp import reference as gated
@@ -113,49 +112,31 @@ def test_channel_mlp(act: str) -> None:
     assert_matches(lambda *tensors: channel_mlp(*tensors, act), definition, inputs, 1e-5)
 
 
-def assert_hidden_layer_within_twice_eager(module: Any, act: str, rows: int, hidden: int) -> None:
-    from allmlp.kernels.channel_mlp import reference
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(("rows", "hidden"), [(300, 272), (1100, 64)])
+def test_hidden_layer_in_one_kernel(act: str, rows: int, hidden: int) -> None:
+    """Rows and channels that do not fill the last tile, and programs with one tile and with several."""
+    from allmlp.kernels.channel_mlp import reference, triton
 
     dtype = DTYPES[1]
     x, up, bias = randn(rows, 40), randn(hidden, 40, std=40**-0.5), randn(hidden)
     dy, down = randn(rows, 136), randn(136, hidden, std=136**-0.5)
     x, up, bias, dy, down = (tensor.to(DEVICE, dtype) for tensor in (x, up, bias, dy, down))
-    h, a = module.hidden(x, up, bias, act)
+    h, a = triton.hidden(x, up, bias, act)
     exact, eager = (reference.hidden(*(t.to(to) for t in (x, up, bias)), act) for to in (torch.float64, dtype))
     for actual, rounded, true in zip((h, a), eager, exact, strict=True):
         assert_within_twice_eager(actual, rounded, true.cpu())
-    gradients = module.hidden_backward(dy, down, h, act)
+    gradients = triton.hidden_backward(dy, down, h, act)
     exact, eager = (reference.hidden_backward(*(t.to(to) for t in (dy, down, h)), act) for to in (torch.float64, dtype))
     for actual, rounded, true in zip(gradients, eager, exact, strict=True):
         assert_within_twice_eager(actual, rounded, true.cpu())
     torch.testing.assert_close(gradients[0], a, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize(("rows", "hidden"), [(300, 272), (1100, 64)])
-def test_hidden_layer_in_one_kernel(act: str, rows: int, hidden: int) -> None:
-    """Rows and channels that do not fill the last tile, and programs with one tile and with several."""
-    from allmlp.kernels.channel_mlp import triton
-
-    assert_hidden_layer_within_twice_eager(triton, act, rows, hidden)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE != "cuda" or not has_gluon(torch.device("cuda")), reason="needs Hopper")
-@pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize(("rows", "hidden"), [(300, 512), (30001, 256), (300, 272)])
-def test_hidden_layer_on_hopper(act: str, rows: int, hidden: int) -> None:
-    """Groups with no tile of their own, with several, and columns left to the portable kernel."""
-    from allmlp.kernels.channel_mlp import hopper
-
-    assert_hidden_layer_within_twice_eager(hopper, act, rows, hidden)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA device")
-@pytest.mark.parametrize("gluon", [False, True])
 @pytest.mark.parametrize("act", ACTS)
-def test_channel_mlp_in_bfloat16(act: str, gluon: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channel_mlp_in_bfloat16(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The op as models use it, with more rows than `MIN_ROWS`, within twice the error of the definition's passes."""
     from allmlp.kernels.channel_mlp import op, reference
 
@@ -167,9 +148,8 @@ def test_channel_mlp_in_bfloat16(act: str, gluon: bool, monkeypatch: pytest.Monk
         y = channel_mlp(*leaves, act)
         return [y.detach(), *torch.autograd.grad((y * torch.linspace(0, 1, 192).to(y)).sum(), leaves)]
 
-    monkeypatch.setattr(reference, "USE_GLUON", gluon)
     fused, exact = value_and_grads(torch.bfloat16), value_and_grads(torch.float64)
-    monkeypatch.setattr(op, "dispatch", lambda x, weight, max_width: reference)
+    monkeypatch.setattr(op, "dispatch", lambda x, weight: reference)
     for values in zip(fused, value_and_grads(torch.bfloat16), exact, strict=True):
         assert_within_twice_eager(values[0], values[1], values[2].cpu())
 

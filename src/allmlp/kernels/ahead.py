@@ -61,11 +61,7 @@ def described(leaf: Any) -> Hashable:
 
 
 def compile_kernel(kernel: Any, *args: Any, **options: Any) -> None:
-    """In place of `kernel[grid](*args, **options)`: compile it in the background, unless its tile is to be chosen by
-    timing.
-    """
-    if hasattr(kernel, "configs"):
-        return
+    """In place of `kernel[grid](*args, **options)`: compile it in the background."""
     device = next(arg.device for arg in args if isinstance(arg, Tensor))
     types = [arg.dtype if isinstance(arg, Tensor) else arg for arg in args]
     separate_launchers()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allmlp.kernels.channel_mlp.reference import BACKWARD_MAX_WIDTH, FORWARD_MAX_WIDTH, dispatch
+from allmlp.kernels.channel_mlp.reference import dispatch
 from allmlp.kernels.custom_op import define_op, register_backward
 
 
@@ -30,7 +30,7 @@ def channel_mlp_forward(
 ) -> tuple[Tensor, Tensor]:
     """Y and H."""
     x2 = x.flatten(0, -2)
-    h, a = dispatch(x2, up, FORWARD_MAX_WIDTH).hidden(x2, up, up_bias, act)
+    h, a = dispatch(x2, up).hidden(x2, up, up_bias, act)
     y = torch.addmm(down_bias, a, down.T)
     return y.view(*x.shape[:-1], -1), h
 
@@ -46,7 +46,7 @@ def channel_mlp_backward(
     x: Tensor, h: Tensor, up: Tensor, down: Tensor, act: str, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x2, dy = x.flatten(0, -2), dy.flatten(0, -2)
-    a, dh, dup_bias = dispatch(dy, down, BACKWARD_MAX_WIDTH).hidden_backward(dy, down, h, act)
+    a, dh, dup_bias = dispatch(dy, down).hidden_backward(dy, down, h, act)
     return (dh @ up).view(x.shape), dh.T @ x2, dup_bias, dy.T @ a
 
 

@@ -13,26 +13,23 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from allmlp.kernels import has_gluon, has_tma
+from allmlp.kernels import has_tma
 from allmlp.kernels.activation.reference import dispatch as dispatch_activation
 
-FORWARD_MAX_WIDTH, BACKWARD_MAX_WIDTH = 1024, 1024
-"""Widths of the model up to which the fused kernels are used; 0 is never."""
-USE_GLUON = False
-"""Whether they are those of hopper.py where it applies."""
+MAX_WIDTH = 1024
+"""Widths of the model up to which the fused kernels have been measured, and are faster."""
 MIN_ROWS = 4096
 """Rows from which on they are used: fewer do not fill a GPU with their large tiles."""
 
 
-def dispatch(x: Tensor, weight: Tensor, max_width: int) -> ModuleType:
-    """The module whose `hidden` or `hidden_backward` to use: a fused one for large 16-bit products on a GPU with TMA,
-    if that can load all rows, else this one.
+def dispatch(x: Tensor, weight: Tensor) -> ModuleType:
+    """The module whose `hidden` or `hidden_backward` to use: Triton's for large 16-bit products on a GPU with TMA, if
+    that can load all rows, else this one.
     """
-    is_large = len(x) >= MIN_ROWS and x.shape[1] <= max_width
+    is_large = len(x) >= MIN_ROWS and x.shape[1] <= MAX_WIDTH
     is_aligned = all(size % 8 == 0 for size in weight.shape)
     fused = x.is_cuda and x.dtype.itemsize == 2 and is_large and is_aligned and has_tma(x.device)
-    name = "reference" if not fused else "hopper" if USE_GLUON and has_gluon(x.device) else "triton"
-    return import_module(f"allmlp.kernels.channel_mlp.{name}")
+    return import_module(f"allmlp.kernels.channel_mlp.{'triton' if fused else 'reference'}")
 
 
 def hidden(x: Tensor, up: Tensor, up_bias: Tensor, act: str) -> tuple[Tensor, Tensor]:
