@@ -8,6 +8,9 @@ In fp8 (e4m3: 3 mantissa bits, maximum 448) a channel MLP after LayerNorm needs 
 For a normalized token x, without weight and bias, |x| <= sqrt(c) as a vector and thus in every channel, so
 
     448 / sqrt(c) x        and        448 / (|U_j| sqrt(c) + |a_j|) act(U_j x + a_j)        never overflow.
+
+After Affine, the same holds with the length of each token instead of sqrt(c), see `allmlp.kernels.unit_rows`. The bound
+is far above a typical value, but rounding to e4m3 is as fine at 2^-6 as at 448.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from allmlp.kernels.linear import reference as reference_linear
 from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
 from allmlp.kernels.token_mix import reference as reference_mix
 from allmlp.kernels.token_mix.reference import Combine, PackedMatrix, TokenMixEpilogue
+from allmlp.kernels.unit_rows import reference as reference_rows
+from allmlp.kernels.unit_rows.reference import FP8, FP8_MAX
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
@@ -39,8 +44,6 @@ from allmlp.layers.pool import MeanPoolLayer
 from allmlp.layers.stem import PatchEmbedLayer, patch_view
 from allmlp.models.encoder import EncoderModel
 
-FP8 = torch.float8_e4m3fn
-FP8_MAX = torch.finfo(FP8).max
 FP8_ROUNDING = 1.15
 """Bound on how much rounding two vectors to fp8 can grow their product: (1 + 1/16)^2 and a margin."""
 LINEAR_MAX_CHANNELS, LINEAR_MIN_TOKENS = 384, 16384
@@ -65,18 +68,20 @@ class Kernels(NamedTuple):
     token_mix: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     linear_stats: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    unit_rows: Callable[..., tuple[Tensor, Tensor]]
 
 
 def select_kernels(device: torch.device) -> Kernels:
     if device.type == "cuda":
         from allmlp.kernels.layer_norm import triton as norm
         from allmlp.kernels.linear import triton as linear
+        from allmlp.kernels.unit_rows import triton as rows
 
         mix = import_module(f"allmlp.kernels.token_mix.{'hopper' if has_gluon(device) else 'triton'}")
     else:
-        norm, mix, linear = reference_norm, reference_mix, reference_linear
+        norm, mix, linear, rows = reference_norm, reference_mix, reference_linear, reference_rows
     norms = norm.layer_norm_stats, norm.layer_norm, norm.layer_norm_transposed, norm.layer_norm_mean
-    return Kernels(*norms, mix.token_mix, linear.linear, linear.linear_stats)
+    return Kernels(*norms, mix.token_mix, linear.linear, linear.linear_stats, rows.unit_rows)
 
 
 def cublas_fuses(act: ActivationName, dtype: torch.dtype, device: torch.device) -> bool:
@@ -93,7 +98,7 @@ def has_few_tokens(x: Tensor) -> bool:
 
 
 class GpuFastEncoder(FastEncoder):
-    """With `fp8` the channel MLPs of a Mixer run in fp8 and everything else in `dtype`."""
+    """With `fp8` the channel MLPs run in fp8 and everything else in `dtype`."""
 
     def __init__(self, model: EncoderModel, dtype: torch.dtype, fp8: bool = False) -> None:
         self.fp8 = fp8
@@ -320,7 +325,8 @@ class GpuLinearAct(GpuModule):
     def with_stats(self, x: Tensor, eps: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Like `forward`, with the LayerNorm statistics of the second half of the channels."""
         epilogue, shape = LinearEpilogue(bias=self.wide_bias), x.shape[:2]
-        hidden, mean, rstd = self.kernels.linear_stats(x.flatten(0, 1), self.weight, epilogue, self.act, eps)
+        start = len(self.weight) // 2
+        hidden, mean, rstd = self.kernels.linear_stats(x.flatten(0, 1), self.weight, epilogue, self.act, eps, start)
         return hidden.view(*shape, -1), (mean.view(shape), rstd.view(shape))
 
 
@@ -349,35 +355,113 @@ class GpuFp8ChannelMlp(GpuModule):
     def __init__(
         self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
     ) -> None:
-        if not isinstance(norm, nn.LayerNorm) or mix.inner is not None:
-            raise UserError("fp8 is only for channel MLPs after LayerNorm, as in a Mixer: omit dtype to use bfloat16")
-        if len(mix.up.weight) % 16 or len(norm.weight) % 16:
-            raise UserError(f"fp8 needs widths that are multiples of 16, not {tuple(mix.up.weight.shape)}")
-        channels, wide = len(norm.weight), conversion.deferred_bias.dtype
-        weight = mix.up.weight.double() * norm.weight.double()
-        bias = mix.up.bias.double() + mix.up.weight.double() @ norm.bias.double()
-        input_scale = FP8_MAX / channels**0.5
-        hidden_bound = FP8_ROUNDING * weight.norm(dim=1) * channels**0.5 + bias.abs()
-        hidden_scale = FP8_MAX / hidden_bound.clamp(min=1e-30)
-        up, up_scale = quantize_fp8(weight)
-        down, down_scale = quantize_fp8(scale_rows(mix.down.weight, layer_scale) / hidden_scale)
         super().__init__()
-        self.norm_weight = nn.Buffer(torch.full_like(conversion.deferred_bias, input_scale))
+        assert isinstance(norm, (nn.LayerNorm, AffineLayer))
+        weight, bias = mix.up.weight.double(), mix.up.bias.double()
+        if any(size % 16 for size in (*weight.shape, mix.down.weight.shape[1])):
+            raise UserError(f"fp8 needs widths that are multiples of 16, not {tuple(weight.shape)}")
+        self.normalizes, self.eps = isinstance(norm, nn.LayerNorm), getattr(norm, "eps", 0.0)
+        if isinstance(norm, nn.LayerNorm):
+            length = weight.shape[1] ** 0.5
+            bias = bias + weight @ norm.bias.double()
+            weight = weight * norm.weight.double()
+            bound = FP8_ROUNDING * weight.norm(dim=1) * length + bias.abs()
+            self.floor, input_scale = 0.0, FP8_MAX / length
+            self.norm_weight, self.norm_bias = nn.Buffer(torch.full_like(conversion.deferred_bias, input_scale)), None
+        else:
+            lengths = weight.norm(dim=1)
+            self.floor = (bias.norm() / lengths.norm().clamp(min=1e-30)).clamp(1e-6, 1e6).item()
+            bound = torch.hypot(FP8_ROUNDING * lengths, bias / self.floor) * FP8_MAX
+            input_scale = 1.0
+            self.norm_weight, self.norm_bias = norm_weights(norm)
         self.deferred_bias = nn.Buffer(conversion.deferred_bias.clone())
-        self.up, self.down = nn.Buffer(up.view(torch.uint8)), nn.Buffer(down.view(torch.uint8))
-        self.up_dequant_scale = nn.Buffer((up_scale / input_scale).to(wide))
-        self.up_bias = nn.Buffer(bias.to(wide))
-        self.up_quant_scale = nn.Buffer(hidden_scale.to(wide))
-        self.down_dequant_scale = nn.Buffer(down_scale.to(wide))
-        self.act, self.eps = conversion.act("channel"), norm.eps
+        scale = FP8_MAX / bound.clamp(min=1e-30)
+        self.up: nn.Module
+        if mix.inner is None:
+            self.up = GpuFp8Linear(conversion, weight / input_scale, bias, scale, conversion.act("channel"))
+        else:
+            assert isinstance(mix.inner, SpatialGatingUnitLayer)
+            self.up = GpuFp8Gate(conversion, weight / input_scale, bias, scale, mix.inner)
+            scale = self.up.scale.double()
+        self.down = GpuFp8Linear(conversion, scale_rows(mix.down.weight, layer_scale) / scale)
 
     def forward(self, z: Tensor) -> Tensor:
         kernels, flat = self.kernels, z.view(-1, z.shape[2])
-        x = kernels.norm(z, self.norm_weight, None, self.eps, self.deferred_bias, FP8).flatten(0, 1)
-        epilogue = LinearEpilogue(self.up_dequant_scale, self.up_bias, self.up_quant_scale)
-        hidden = kernels.linear(x, self.up.view(FP8), epilogue, self.act)
-        epilogue = LinearEpilogue(self.down_dequant_scale, residual=flat)
-        return kernels.linear(hidden, self.down.view(FP8), epilogue).view_as(z)
+        if self.normalizes:
+            x, row_scale = kernels.norm(flat, self.norm_weight, None, self.eps, self.deferred_bias, FP8), None
+        else:
+            x, row_scale = kernels.unit_rows(flat, self.norm_weight, self.norm_bias, self.floor, self.deferred_bias)
+        hidden = self.up(x.view(z.shape), row_scale)
+        return self.down(hidden, row_scale, flat).view_as(z)
+
+
+class GpuFp8Linear(GpuModule):
+    """act(W x + bias) * scale + residual, for x (b s c) in fp8, and the result in fp8 if there is a scale."""
+
+    def __init__(
+        self,
+        conversion: Conversion,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        scale: Tensor | None = None,
+        act: ActivationName = "none",
+    ) -> None:
+        super().__init__()
+        quantized, dequant_scale = quantize_fp8(weight)
+        self.weight, self.dequant_scale = nn.Buffer(quantized.view(torch.uint8)), as_float(dequant_scale)
+        self.bias, self.quant_scale, self.act = as_float(bias), as_float(scale), act
+        self.dtype = conversion.dtype
+
+    def forward(self, x: Tensor, row_scale: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        epilogue = LinearEpilogue(self.dequant_scale, self.bias, self.quant_scale, residual, row_scale)
+        dtype = self.dtype if self.quant_scale is None else FP8
+        y = self.kernels.linear(x.flatten(0, 1), self.weight.view(FP8), epilogue, self.act, dtype)
+        return y.view(*x.shape[:2], -1)
+
+    def with_stats(
+        self, x: Tensor, row_scale: Tensor | None, eps: float
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Like `forward`, with the LayerNorm statistics of the result where the kernel has them."""
+        if len(self.weight) % EPILOGUE_N:
+            return self(x, row_scale), None
+        epilogue = LinearEpilogue(self.dequant_scale, self.bias, row_scale=row_scale)
+        x, shape = x.flatten(0, 1), x.shape[:2]
+        y, *stats = self.kernels.linear_stats(x, self.weight.view(FP8), epilogue, self.act, eps, 0, self.dtype)
+        mean, rstd = (stat.view(shape) for stat in stats)
+        return y.view(*shape, -1), (mean, rstd)
+
+
+class GpuFp8Gate(GpuModule):
+    """The spatial gating unit of act(W x + bias) = [u v]: u and the result in fp8, v in 16 bits.
+
+    The bound of the result is too loose to be of use: for the norm of v it is sqrt(c), and all tokens would have to
+    agree in sign. Its scale is for a typical gate and an eighth of the bound of u, which leaves a factor of 448 until
+    it saturates and another of 64 until it is a subnormal number.
+    """
+
+    def __init__(
+        self, conversion: Conversion, weight: Tensor, bias: Tensor, scale: Tensor, inner: SpatialGatingUnitLayer
+    ) -> None:
+        super().__init__()
+        if inner.variant != "split" or not isinstance(inner.norm, nn.LayerNorm):
+            raise UserError("fp8 is only for gates that split the channels, with LayerNorm: omit dtype for bfloat16")
+        act, width = conversion.act("channel"), len(weight) // 2
+        self.u = GpuFp8Linear(conversion, weight[:width], bias[:width], scale[:width], act)
+        self.v = GpuFp8Linear(conversion, weight[width:], bias[width:], act=act)
+        matrix, norm = inner.proj.matrix().double(), inner.norm
+        offset = matrix.sum(1)[:, None] * norm.bias.double() + inner.proj.bias.double()[:, None]
+        gate = torch.hypot(matrix.norm(dim=1)[:, None] * norm.weight.double(), offset).square().mean(0).sqrt()
+        u = FP8_MAX / scale[:width]
+        scale = (8 / (gate * u).clamp(1e-30, 1e30)).float()
+        self.scale = nn.Buffer(scale)
+        self.product = GpuTokenProduct(
+            conversion, matrix, inner.proj.bias, norm, layer_scale=scale.double() * u / FP8_MAX, combine="multiply"
+        )
+
+    def forward(self, x: Tensor, row_scale: Tensor | None) -> Tensor:
+        u = self.u(x, row_scale)
+        v, stats = self.v.with_stats(x, row_scale, self.product.eps)
+        return self.product(v, u, stats)
 
 
 # --- weights of the branches ------------------------------------------------------------------------------------
