@@ -142,7 +142,7 @@ def apply_epilogue(
     if HAS_RESIDUAL:
         z += residual_desc.load([row, col]).to(tl.float32)
     if WRITE_STATS:  # noqa: SIM102 - the outer condition is known at compile time, the inner one at run time
-        if col >= STATS_START:
+        if (col >= STATS_START) & (col < N):
             rows, part = row + tl.arange(0, BLOCK_M), (col - STATS_START) // EPILOGUE_N
             mean = tl.sum(z, 1) / EPILOGUE_N
             # One-pass variance: its cancellation error, where the deviation is far below the mean, is below the

@@ -27,10 +27,15 @@ def saturate(y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def unit_rows(
-    x: Tensor, weight: Tensor, bias: Tensor, floor: float, deferred_bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    floor: float,
+    deferred_bias: Tensor | None = None,
+    dtype: torch.dtype = FP8,
 ) -> tuple[Tensor, Tensor]:
-    """Y in fp8, and row_scale in float32."""
+    """Y, and row_scale in float32."""
     y = x.float() if deferred_bias is None else x.float() + deferred_bias
     y = y * weight + bias
     row_scale = (y.square().sum(1) + floor**2).clamp(max=MAX_SQUARES).sqrt() / FP8_MAX
-    return saturate(y / row_scale[:, None], FP8), row_scale
+    return saturate(y / row_scale[:, None], dtype), row_scale

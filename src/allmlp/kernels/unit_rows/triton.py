@@ -31,17 +31,22 @@ def kernel(
     squares = tl.minimum(tl.sum(y * y, 1) + floor_sq, MAX_SQUARES)
     row_scale = tl.sqrt(squares) / FP8_MAX
     tl.store(row_scale_ptr + rows, row_scale, in_rows)
-    # The conversion saturates.
+    # On a GPU the conversion saturates.
     tl.store(y_ptr + offsets, (y * (1 / row_scale)[:, None]).to(y_ptr.dtype.element_ty), in_bounds)
 
 
 def unit_rows(
-    x: Tensor, weight: Tensor, bias: Tensor, floor: float, deferred_bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    floor: float,
+    deferred_bias: Tensor | None = None,
+    dtype: torch.dtype = FP8,
 ) -> tuple[Tensor, Tensor]:
     """As the reference."""
     rows, channels = x.shape
     assert x.is_contiguous(), "rows must be contiguous"
-    y = torch.empty(x.shape, dtype=FP8, device=x.device)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
     row_scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     run = fused_multiply_add(kernel)
     with launching("unit_rows", x):
