@@ -38,6 +38,8 @@ CONVERSIONS: dict[str, tuple[str, Callable[[Any], FastModel]]] = {
     "gpu resmlp": ("resmlp_nano", lambda model: GpuFastEncoder(model, torch.float32)),
     "gpu gmlp": ("gmlp_nano", lambda model: GpuFastEncoder(model, torch.float32)),
     "fp8": ("mixer_nano", lambda model: GpuFastEncoder(model, torch.float32, fp8=True)),
+    "fp8 resmlp": ("resmlp_nano", lambda model: GpuFastEncoder(model, torch.float32, fp8=True)),
+    "fp8 gmlp": ("gmlp_nano", lambda model: GpuFastEncoder(model, torch.float32, fp8=True)),
 }
 
 

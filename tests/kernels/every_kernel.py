@@ -133,7 +133,7 @@ class Calls:
         from allmlp.kernels.unit_rows import triton as unit_rows
 
         x, vector = self.randn(self.batch * TOKENS, CHANNELS), self.randn(CHANNELS, dtype=torch.float32)
-        unit_rows.unit_rows(x, vector, vector, 1.0, vector)
+        unit_rows.unit_rows(x, vector, vector, vector)
 
     def all(self) -> Iterator[str]:
         calls = (

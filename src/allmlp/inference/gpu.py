@@ -366,22 +366,23 @@ class GpuFp8ChannelMlp(GpuModule):
             bias = bias + weight @ norm.bias.double()
             weight = weight * norm.weight.double()
             bound = FP8_ROUNDING * weight.norm(dim=1) * length + bias.abs()
-            self.floor, input_scale = 0.0, FP8_MAX / length
+            input_scale = FP8_MAX / length
             self.norm_weight, self.norm_bias = nn.Buffer(torch.full_like(conversion.deferred_bias, input_scale)), None
+            weight = weight / input_scale
         else:
-            lengths = weight.norm(dim=1)
-            self.floor = (bias.norm() / lengths.norm().clamp(min=1e-30)).clamp(1e-6, 1e6).item()
-            bound = torch.hypot(FP8_ROUNDING * lengths, bias / self.floor) * FP8_MAX
-            input_scale = 1.0
-            self.norm_weight, self.norm_bias = norm_weights(norm)
+            # Tokens in units in which the map and its bias are of the same size.
+            unit = (bias.norm() / weight.norm().clamp(min=1e-30)).clamp(1e-6, 1e6)
+            weight = weight * unit
+            bound = torch.hypot(FP8_ROUNDING * weight.norm(dim=1), bias) * FP8_MAX
+            self.norm_weight, self.norm_bias = as_float(norm.alpha / unit), as_float(norm.beta / unit)
         self.deferred_bias = nn.Buffer(conversion.deferred_bias.clone())
         scale = FP8_MAX / bound.clamp(min=1e-30)
         self.up: nn.Module
         if mix.inner is None:
-            self.up = GpuFp8Linear(conversion, weight / input_scale, bias, scale, conversion.act("channel"))
+            self.up = GpuFp8Linear(conversion, weight, bias, scale, conversion.act("channel"))
         else:
             assert isinstance(mix.inner, SpatialGatingUnitLayer)
-            self.up = GpuFp8Gate(conversion, weight / input_scale, bias, scale, mix.inner)
+            self.up = GpuFp8Gate(conversion, weight, bias, scale, mix.inner)
             scale = self.up.scale.double()
         self.down = GpuFp8Linear(conversion, scale_rows(mix.down.weight, layer_scale) / scale)
 
@@ -390,7 +391,7 @@ class GpuFp8ChannelMlp(GpuModule):
         if self.normalizes:
             x, row_scale = kernels.norm(flat, self.norm_weight, None, self.eps, self.deferred_bias, FP8), None
         else:
-            x, row_scale = kernels.unit_rows(flat, self.norm_weight, self.norm_bias, self.floor, self.deferred_bias)
+            x, row_scale = kernels.unit_rows(flat, self.norm_weight, self.norm_bias, self.deferred_bias)
         hidden = self.up(x.view(z.shape), row_scale)
         return self.down(hidden, row_scale, flat).view_as(z)
 

@@ -15,7 +15,7 @@ from allmlp.kernels.unit_rows.reference import FP8, FP8_MAX, MAX_SQUARES
 @autotune(ROW_CONFIGS, default=2, key=["BLOCK_C"])
 @triton.jit(do_not_specialize=["R"])
 def kernel(
-    x_ptr, y_ptr, row_scale_ptr, weight_ptr, bias_ptr, deferred_bias_ptr, R, C, floor_sq,
+    x_ptr, y_ptr, row_scale_ptr, weight_ptr, bias_ptr, deferred_bias_ptr, R, C,
     HAS_DEFERRED_BIAS: tl.constexpr, FP8_MAX: tl.constexpr, MAX_SQUARES: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -28,7 +28,7 @@ def kernel(
     if HAS_DEFERRED_BIAS:
         y += tl.load(deferred_bias_ptr + cols, in_cols, 0.0).to(tl.float32)[None, :]
     y = y * tl.load(weight_ptr + cols, in_cols, 0.0)[None, :] + tl.load(bias_ptr + cols, in_cols, 0.0)[None, :]
-    squares = tl.minimum(tl.sum(y * y, 1) + floor_sq, MAX_SQUARES)
+    squares = tl.minimum(tl.sum(y * y, 1) + 1, MAX_SQUARES)
     row_scale = tl.sqrt(squares) / FP8_MAX
     tl.store(row_scale_ptr + rows, row_scale, in_rows)
     # On a GPU the conversion saturates.
@@ -39,7 +39,6 @@ def unit_rows(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
-    floor: float,
     deferred_bias: Tensor | None = None,
     dtype: torch.dtype = FP8,
 ) -> tuple[Tensor, Tensor]:
@@ -51,7 +50,7 @@ def unit_rows(
     run = fused_multiply_add(kernel)
     with launching("unit_rows", x):
         run[lambda config: (triton.cdiv(rows, config["BLOCK_R"]),)](
-            x, y, row_scale, weight, bias, deferred_bias, rows, channels, floor**2,
+            x, y, row_scale, weight, bias, deferred_bias, rows, channels,
             HAS_DEFERRED_BIAS=deferred_bias is not None, FP8_MAX=FP8_MAX, MAX_SQUARES=MAX_SQUARES,
             BLOCK_C=triton.next_power_of_2(channels),
         )  # fmt: skip
