@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import allmlp
-from allmlp.inference import fast, gpu
+from allmlp.inference import fast, fp8, gpu
+from allmlp.inference.capabilities import Capabilities
 from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.encoder import FastEncoder, is_supported
 from allmlp.inference.gpu import FP8_MAX, GpuFastEncoder
@@ -233,6 +234,8 @@ def test_fp8_of_tokens_of_any_size(name: str, size: float) -> None:
 def test_fp8_requirements() -> None:
     with pytest.raises(allmlp.UserError, match=r"compute capability 8\.9"):
         fast(perturbed("mixer_nano"), torch.float8_e4m3fn)
+    with pytest.raises(allmlp.UserError, match="only for Mixer, ResMLP and gMLP"):
+        fp8(perturbed("vit_nano"), Capabilities("cuda", (9, 0)))
     for name in ("multiplicative", "affine gate"):
         with pytest.raises(allmlp.UserError, match="split the channels, with LayerNorm"):
             GpuFastEncoder(perturbed(*MODELS[name]), torch.float32, fp8=True)

@@ -27,8 +27,8 @@ def defined_kernels(*stems: str) -> set[str]:
 
 
 class Calls:
-    """The calls for a device and a dtype. Gluon and fp8 products are left out where the interpreter stands in for a GPU;
-    without `hopper`, fp8 and the linear map too, which is cuBLAS' there.
+    """The calls for a device and a dtype. Gluon and fp8 products are left out where the interpreter stands in for a
+    GPU; without `hopper`, fp8 and the linear map too, which is cuBLAS' there.
     """
 
     def __init__(

@@ -48,8 +48,9 @@ def fast(
     which can take minutes, and the fastest is returned. The result is stored for later calls, with or without
     `measure`.
 
-    With torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it. With torch.int8 an image
-    or time-series model on a CPU runs in ONNX Runtime with weights and activations of 8 bits. Both are less exact.
+    With torch.float8_e4m3fn the channel MLPs of a Mixer, ResMLP or gMLP run in fp8 on a GPU that supports it. With
+    torch.int8 an image or time-series model on a CPU runs in ONNX Runtime with weights and activations of 8 bits. Both
+    are less exact.
     """
     model, dtype = check_arguments(model, dtype, batch_size)
     if dtype == torch.int8:
@@ -97,7 +98,7 @@ def fp8(model: EncoderModel | SeriesEncoderModel, capabilities: Capabilities) ->
     if capabilities.amd or capabilities.compute < (8, 9):
         raise UserError("fp8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell)")
     if not isinstance(model, EncoderModel) or not is_supported(model.spec):
-        raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
+        raise UserError("fp8 is only for Mixer, ResMLP and gMLP models: omit dtype to use bfloat16")
     return GpuFastEncoder(model, default_dtype(model.device), fp8=True).chosen(
         EngineChoice("kernels", "fp8 was requested")
     )

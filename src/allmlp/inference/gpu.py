@@ -454,14 +454,14 @@ class GpuFp8Gate(GpuModule):
         gate = torch.hypot(matrix.norm(dim=1)[:, None] * norm.weight.double(), offset).square().mean(0).sqrt()
         u = FP8_MAX / scale[:width]
         scale = (8 / (gate * u).clamp(1e-30, 1e30)).float()
-        self.scale = nn.Buffer(scale)
+        self.scale, self.eps = nn.Buffer(scale), norm.eps
         self.product = GpuTokenProduct(
             conversion, matrix, inner.proj.bias, norm, layer_scale=scale.double() * u / FP8_MAX, combine="multiply"
         )
 
     def forward(self, x: Tensor, row_scale: Tensor | None) -> Tensor:
         u = self.u(x, row_scale)
-        v, stats = self.v.with_stats(x, row_scale, self.product.eps)
+        v, stats = self.v.with_stats(x, row_scale, self.eps)
         return self.product(v, u, stats)
 
 

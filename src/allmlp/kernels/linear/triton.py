@@ -91,8 +91,8 @@ def kernel(
             )  # fmt: skip
             apply_epilogue(
                 right, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, row_scale_ptr, mean_ptr,
-                sum_sq_dev_ptr, row, col + EPILOGUE_N, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_ROW_SCALE,
-                HAS_RESIDUAL, WRITE_STATS, STATS_START, ACT, BLOCK_M, EPILOGUE_N,
+                sum_sq_dev_ptr, row, col + EPILOGUE_N, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE,
+                HAS_ROW_SCALE, HAS_RESIDUAL, WRITE_STATS, STATS_START, ACT, BLOCK_M, EPILOGUE_N,
             )  # fmt: skip
         else:
             apply_epilogue(
@@ -128,22 +128,21 @@ def apply_epilogue(
         z *= (prescale * tl.load(dequant_scale_ptr + cols, cols < N, 0.0))[None, :]
     else:
         z *= prescale
+    rows = row + tl.arange(0, BLOCK_M)
     if HAS_ROW_SCALE:
-        rows = row + tl.arange(0, BLOCK_M)
-        row_scale = tl.load(row_scale_ptr + rows, rows < M, 1.0)
-        z *= row_scale[:, None]
+        z *= tl.load(row_scale_ptr + rows, rows < M, 1.0)[:, None]
     if HAS_BIAS:
         z += (prescale * tl.load(bias_ptr + cols, cols < N, 0.0))[None, :]
     z = tanh_approx_gelu(z) if ACT == 5 else activate(z, ACT)
     if HAS_QUANT_SCALE:
         z *= tl.load(quant_scale_ptr + cols, cols < N, 0.0)[None, :]
         if HAS_ROW_SCALE:
-            z *= (1 / row_scale)[:, None]
+            z *= (1 / tl.load(row_scale_ptr + rows, rows < M, 1.0))[:, None]
     if HAS_RESIDUAL:
         z += residual_desc.load([row, col]).to(tl.float32)
     if WRITE_STATS:  # noqa: SIM102 - the outer condition is known at compile time, the inner one at run time
         if (col >= STATS_START) & (col < N):
-            rows, part = row + tl.arange(0, BLOCK_M), (col - STATS_START) // EPILOGUE_N
+            part = (col - STATS_START) // EPILOGUE_N
             mean = tl.sum(z, 1) / EPILOGUE_N
             # One-pass variance: its cancellation error, where the deviation is far below the mean, is below the
             # rounding error of 16-bit values.

@@ -5,7 +5,7 @@
 
 as in triton.py, whose fold_norm computes A'. Each program loops over tiles. Its producer warp runs ahead: while the
 consumers execute the epilogue of one tile, A' and X of the next are already loading, and `other` loads during the
-product. Output and `other` use the same shared-memory buffer, one after the other.
+product. Output and `other` have the same dtype and use the same shared-memory buffer, one after the other.
 
 Written in Gluon, which exposes warp specialization; Triton's interpreter does not support it.
 """
