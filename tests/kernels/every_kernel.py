@@ -120,10 +120,13 @@ class Calls:
         x, weight, z = self.randn(rows, 256), self.randn(width, 256), self.randn(rows, width)
         linear.linear_stats(x, weight, LinearEpilogue(bias=vector), "gelu", 1e-6, CHANNELS)
         linear.linear(x, weight, LinearEpilogue(bias=vector), "gelu")
+        linear.linear(x, weight, LinearEpilogue(bias=vector, residual=z, gate=z))
         if not self.interpreted:
             x, weight = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
             linear.linear(x, weight, LinearEpilogue(vector, vector, vector), "gelu")
             linear.linear(x, weight, LinearEpilogue(vector, residual=z))
+            gate = z.to(torch.float8_e4m3fn)
+            linear.linear(*(t.to(self.dtype) for t in (x, weight)), LinearEpilogue(bias=vector, residual=z, gate=gate))
             row_scale = self.randn(rows, dtype=torch.float32)
             linear.linear(x, weight, LinearEpilogue(vector, vector, vector, row_scale=row_scale), "gelu")
             linear.linear(x, weight, LinearEpilogue(vector, residual=z, row_scale=row_scale))

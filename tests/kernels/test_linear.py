@@ -37,6 +37,17 @@ def test_full_epilogue(act: Any) -> None:
     torch.testing.assert_close(actual, expected, **TOLERANCE)
 
 
+def test_gate() -> None:
+    from allmlp.kernels.linear import triton
+
+    x, weight = random_matrices(130, 64, 272, DTYPE)
+    residual, gate = (randn(130, 272).to(DEVICE, dtype) for dtype in (DTYPE, torch.float32))
+    epilogue = LinearEpilogue(bias=random_vector(272), residual=residual, gate=gate)
+    actual, expected = (module.linear(x, weight, epilogue) for module in (triton, reference))
+    assert actual.dtype == expected.dtype == gate.dtype
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+
+
 def test_empty_epilogue_and_output_dtype() -> None:
     from allmlp.kernels.linear import triton
 

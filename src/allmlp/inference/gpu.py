@@ -3,14 +3,6 @@ replayed as one CUDA graph.
 
 LayerNorm is one pass, or only its statistics where a fused product over many tokens follows. The last biases of channel
 MLPs are deferred: every kernel that reads z adds `deferred_bias`.
-
-In fp8 (e4m3: 3 mantissa bits, maximum 448) a channel MLP after LayerNorm needs no calibration data to find its scales.
-For a normalized token x, without weight and bias, |x| <= sqrt(c) as a vector and thus in every channel, so
-
-    448 / sqrt(c) x        and        448 / (|U_j| sqrt(c) + |a_j|) act(U_j x + a_j)        never overflow.
-
-After Affine, the same holds with the length of each token instead of sqrt(c), see `allmlp.kernels.unit_rows`. The bound
-is far above a typical value, but rounding to e4m3 is as fine at 2^-6 as at 448.
 """
 
 from __future__ import annotations
@@ -23,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allmlp.errors import UserError
 from allmlp.inference.encoder import Conversion, FastEncoder, scale_rows
 from allmlp.kernels import has_gluon, has_tma
 from allmlp.kernels.activation.reference import ActivationName, activate
@@ -34,7 +25,6 @@ from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
 from allmlp.kernels.token_mix import reference as reference_mix
 from allmlp.kernels.token_mix.reference import Combine, PackedMatrix, TokenMixEpilogue
 from allmlp.kernels.unit_rows import reference as reference_rows
-from allmlp.kernels.unit_rows.reference import FP8, FP8_MAX
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
@@ -42,10 +32,7 @@ from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import AffineLayer
 from allmlp.layers.pool import MeanPoolLayer
 from allmlp.layers.stem import PatchEmbedLayer, patch_view
-from allmlp.models.encoder import EncoderModel
 
-FP8_ROUNDING = 1.15
-"""Bound on how much rounding two vectors to fp8 can grow their product: (1 + 1/16)^2 and a margin."""
 LINEAR_MAX_CHANNELS, LINEAR_MIN_TOKENS = 384, 16384
 """Limits within which our linear kernel with an activation is faster than cuBLAS on an H200."""
 FEW_TOKENS = 4096
@@ -98,12 +85,6 @@ def has_few_tokens(x: Tensor) -> bool:
 
 
 class GpuFastEncoder(FastEncoder):
-    """With `fp8` the channel MLPs run in fp8 and everything else in `dtype`."""
-
-    def __init__(self, model: EncoderModel, dtype: torch.dtype, fp8: bool = False) -> None:
-        self.fp8 = fp8
-        super().__init__(model, dtype)
-
     def fuse(self, conversion: Conversion, norm: nn.Module, mix: nn.Module, layer_scale: Tensor | None) -> nn.Module:
         """The last bias of a channel MLP is deferred."""
         if isinstance(mix, TokenProjection):
@@ -114,10 +95,14 @@ class GpuFastEncoder(FastEncoder):
                 return GpuTransposedTokenMlp(conversion, norm, mix)
             return GpuTokenMlp(conversion, norm, mix, layer_scale)
         assert isinstance(mix, ChannelMlpLayer)
-        kind = GpuFp8ChannelMlp if self.fp8 else GpuChannelMlp
-        branch = kind(conversion, norm, mix, layer_scale)
+        branch = self.channel_mlp(conversion, norm, mix, layer_scale)
         conversion.defer_bias(mix.down.bias, layer_scale)
         return branch
+
+    def channel_mlp(
+        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
+    ) -> nn.Module:
+        return GpuChannelMlp(conversion, norm, mix, layer_scale)
 
     def view(self, x: Tensor) -> Tensor:
         """Patches as a view of the images: the copy into the buffer of the CUDA graph, made anyway, sorts them."""
@@ -335,6 +320,7 @@ class GpuGate(GpuModule):
 
     def __init__(self, conversion: Conversion, up: GpuLinearAct, inner: SpatialGatingUnitLayer) -> None:
         super().__init__()
+        assert inner.attention is None
         self.is_split, combine = inner.variant == "split", GATE_COMBINE[inner.variant]
         self.up = up
         self.product = GpuTokenProduct(conversion, inner.proj.matrix(), inner.proj.bias, inner.norm, combine=combine)
@@ -346,122 +332,6 @@ class GpuGate(GpuModule):
         else:
             hidden, stats = self.up.cublas(x), None
         u, v = hidden.chunk(2, dim=2) if self.is_split else (hidden, hidden)
-        return self.product(v, u, stats)
-
-
-class GpuFp8ChannelMlp(GpuModule):
-    """The fp8 weights are kept as bytes, which can be pickled."""
-
-    def __init__(
-        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
-    ) -> None:
-        super().__init__()
-        assert isinstance(norm, (nn.LayerNorm, AffineLayer))
-        weight, bias = mix.up.weight.double(), mix.up.bias.double()
-        if any(size % 16 for size in (*weight.shape, mix.down.weight.shape[1])):
-            raise UserError(f"fp8 needs widths that are multiples of 16, not {tuple(weight.shape)}")
-        self.normalizes, self.eps = isinstance(norm, nn.LayerNorm), getattr(norm, "eps", 0.0)
-        if isinstance(norm, nn.LayerNorm):
-            length = weight.shape[1] ** 0.5
-            bias = bias + weight @ norm.bias.double()
-            weight = weight * norm.weight.double()
-            bound = FP8_ROUNDING * weight.norm(dim=1) * length + bias.abs()
-            input_scale = FP8_MAX / length
-            self.norm_weight, self.norm_bias = nn.Buffer(torch.full_like(conversion.deferred_bias, input_scale)), None
-            weight = weight / input_scale
-        else:
-            # Tokens in units in which the map and its bias are of the same size.
-            unit = (bias.norm() / weight.norm().clamp(min=1e-30)).clamp(1e-6, 1e6)
-            weight = weight * unit
-            bound = torch.hypot(FP8_ROUNDING * weight.norm(dim=1), bias) * FP8_MAX
-            self.norm_weight, self.norm_bias = as_float(norm.alpha / unit), as_float(norm.beta / unit)
-        self.deferred_bias = nn.Buffer(conversion.deferred_bias.clone())
-        scale = FP8_MAX / bound.clamp(min=1e-30)
-        self.up: nn.Module
-        if mix.inner is None:
-            self.up = GpuFp8Linear(conversion, weight, bias, scale, conversion.act("channel"))
-        else:
-            assert isinstance(mix.inner, SpatialGatingUnitLayer)
-            self.up = GpuFp8Gate(conversion, weight, bias, scale, mix.inner)
-            scale = self.up.scale.double()
-        self.down = GpuFp8Linear(conversion, scale_rows(mix.down.weight, layer_scale) / scale)
-
-    def forward(self, z: Tensor) -> Tensor:
-        kernels, flat = self.kernels, z.view(-1, z.shape[2])
-        if self.normalizes:
-            x, row_scale = kernels.norm(flat, self.norm_weight, None, self.eps, self.deferred_bias, FP8), None
-        else:
-            x, row_scale = kernels.unit_rows(flat, self.norm_weight, self.norm_bias, self.deferred_bias)
-        hidden = self.up(x.view(z.shape), row_scale)
-        return self.down(hidden, row_scale, flat).view_as(z)
-
-
-class GpuFp8Linear(GpuModule):
-    """act(W x + bias) * scale + residual, for x (b s c) in fp8, and the result in fp8 if there is a scale."""
-
-    def __init__(
-        self,
-        conversion: Conversion,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        scale: Tensor | None = None,
-        act: ActivationName = "none",
-    ) -> None:
-        super().__init__()
-        quantized, dequant_scale = quantize_fp8(weight)
-        self.weight, self.dequant_scale = nn.Buffer(quantized.view(torch.uint8)), as_float(dequant_scale)
-        self.bias, self.quant_scale, self.act = as_float(bias), as_float(scale), act
-        self.dtype = conversion.dtype
-
-    def forward(self, x: Tensor, row_scale: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        epilogue = LinearEpilogue(self.dequant_scale, self.bias, self.quant_scale, residual, row_scale)
-        dtype = self.dtype if self.quant_scale is None else FP8
-        y = self.kernels.linear(x.flatten(0, 1), self.weight.view(FP8), epilogue, self.act, dtype)
-        return y.view(*x.shape[:2], -1)
-
-    def with_stats(
-        self, x: Tensor, row_scale: Tensor | None, eps: float
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Like `forward`, with the LayerNorm statistics of the result where the kernel has them."""
-        if len(self.weight) % EPILOGUE_N:
-            return self(x, row_scale), None
-        epilogue = LinearEpilogue(self.dequant_scale, self.bias, row_scale=row_scale)
-        x, shape = x.flatten(0, 1), x.shape[:2]
-        y, *stats = self.kernels.linear_stats(x, self.weight.view(FP8), epilogue, self.act, eps, 0, self.dtype)
-        mean, rstd = (stat.view(shape) for stat in stats)
-        return y.view(*shape, -1), (mean, rstd)
-
-
-class GpuFp8Gate(GpuModule):
-    """The spatial gating unit of act(W x + bias) = [u v]: u and the result in fp8, v in 16 bits.
-
-    The bound of the result is too loose to be of use: for the norm of v it is sqrt(c), and all tokens would have to
-    agree in sign. Its scale is for a typical gate and an eighth of the bound of u, which leaves a factor of 448 until
-    it saturates and another of 64 until it is a subnormal number.
-    """
-
-    def __init__(
-        self, conversion: Conversion, weight: Tensor, bias: Tensor, scale: Tensor, inner: SpatialGatingUnitLayer
-    ) -> None:
-        super().__init__()
-        if inner.variant != "split" or not isinstance(inner.norm, nn.LayerNorm):
-            raise UserError("fp8 is only for gates that split the channels, with LayerNorm: omit dtype for bfloat16")
-        act, width = conversion.act("channel"), len(weight) // 2
-        self.u = GpuFp8Linear(conversion, weight[:width], bias[:width], scale[:width], act)
-        self.v = GpuFp8Linear(conversion, weight[width:], bias[width:], act=act)
-        matrix, norm = inner.proj.matrix().double(), inner.norm
-        offset = matrix.sum(1)[:, None] * norm.bias.double() + inner.proj.bias.double()[:, None]
-        gate = torch.hypot(matrix.norm(dim=1)[:, None] * norm.weight.double(), offset).square().mean(0).sqrt()
-        u = FP8_MAX / scale[:width]
-        scale = (8 / (gate * u).clamp(1e-30, 1e30)).float()
-        self.scale, self.eps = nn.Buffer(scale), norm.eps
-        self.product = GpuTokenProduct(
-            conversion, matrix, inner.proj.bias, norm, layer_scale=scale.double() * u / FP8_MAX, combine="multiply"
-        )
-
-    def forward(self, x: Tensor, row_scale: Tensor | None) -> Tensor:
-        u = self.u(x, row_scale)
-        v, stats = self.v.with_stats(x, row_scale, self.eps)
         return self.product(v, u, stats)
 
 
@@ -479,9 +349,3 @@ def norm_weights(norm: nn.Module | None) -> tuple[nn.Buffer | None, nn.Buffer | 
 
 def as_float(weight: Tensor | None) -> nn.Buffer | None:
     return None if weight is None else nn.Buffer(weight.to(torch.float32, copy=True))
-
-
-def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize each row to the full fp8 range; returns the rows and their scales."""
-    scale = weight.abs().amax(1).clamp(min=1e-30) / FP8_MAX
-    return (weight / scale[:, None]).to(FP8), scale

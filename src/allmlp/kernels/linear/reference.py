@@ -1,8 +1,8 @@
 """A linear map over channels with its fused epilogue: the definition.
 
-    Y = act(row_scale * dequant_scale * (X W^T) + bias) * quant_scale / row_scale + residual
+    Y = gate * (act(row_scale * dequant_scale * (X W^T) + bias) * quant_scale / row_scale + residual)
 
-x: m k    weight: n k    dequant_scale, bias, quant_scale: n    row_scale: m    residual: m n
+x: m k    weight: n k    dequant_scale, bias, quant_scale: n    row_scale: m    residual, gate: m n
 
 For fp8 X and W, `dequant_scale` undoes the scaling of X and of W's rows, and `quant_scale` scales Y to the range of the
 next fp8 product. `row_scale` undoes a scaling of each row of X; with `quant_scale`, Y is scaled by the same factors.
@@ -30,12 +30,14 @@ class LinearEpilogue(NamedTuple):
     quant_scale: Tensor | None = None
     residual: Tensor | None = None
     row_scale: Tensor | None = None
+    gate: Tensor | None = None
 
 
 def linear(
     x: Tensor, weight: Tensor, epilogue: LinearEpilogue, act: ActivationName = "none", dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Y in `dtype`, by default that of the residual or of x."""
+    """Y in `dtype`, by default that of the gate, the residual or x."""
+    dtype = dtype or default_dtype(x, epilogue)
     compute_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     z = x.to(compute_dtype) @ weight.to(compute_dtype).T
     z = z if epilogue.dequant_scale is None else z * epilogue.dequant_scale
@@ -44,9 +46,13 @@ def linear(
     if epilogue.quant_scale is not None:
         z = z * epilogue.quant_scale
         z = z if epilogue.row_scale is None else z / epilogue.row_scale[:, None]
-    if epilogue.residual is not None:
-        return (z + epilogue.residual).to(dtype or epilogue.residual.dtype)
-    return saturate(z, dtype or x.dtype)
+    z = z if epilogue.residual is None else z + epilogue.residual
+    return saturate(z if epilogue.gate is None else z * epilogue.gate.to(compute_dtype), dtype)
+
+
+def default_dtype(x: Tensor, epilogue: LinearEpilogue) -> torch.dtype:
+    """The dtype of Y if none is given."""
+    return next(tensor for tensor in (epilogue.gate, epilogue.residual, x) if tensor is not None).dtype
 
 
 def linear_stats(
