@@ -176,6 +176,13 @@ def test_fp8_error(name: str) -> None:
         assert 0 < (converted(x) - expected).norm() < 0.15 * expected.norm()
 
 
+def test_fp8_error_with_norms_folded_into_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for batches of many tokens."""
+    monkeypatch.setattr(gpu, "FEW_TOKENS", 0)
+    for name in ("wide gmlp", "gmlp", "amlp"):
+        test_fp8_error(name)
+
+
 @pytest.mark.parametrize("name", ["mixer", "resmlp", "gmlp"])
 def test_fp8_adds_the_last_bias(name: str) -> None:
     """Exactly: without the last weights nothing else of the fp8 product is left."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from allmlp.errors import UserError
 from allmlp.inference.encoder import Conversion, scale_rows
-from allmlp.inference.gpu import GpuFastEncoder, GpuModule, GpuTokenProduct, as_float, norm_weights
+from allmlp.inference.gpu import GpuFastEncoder, GpuModule, GpuTokenProduct, as_float, has_few_tokens, norm_weights
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
 from allmlp.kernels.unit_rows.reference import FP8, FP8_MAX
@@ -118,8 +118,8 @@ class GpuFp8Linear(GpuModule):
     def with_stats(
         self, x: Tensor, row_scale: Tensor | None, eps: float
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Like `forward`, with the LayerNorm statistics of the result where the kernel has them."""
-        if len(self.weight) % EPILOGUE_N:
+        """Like `forward`, with the LayerNorm statistics of the result where the kernel has them and they save time."""
+        if len(self.weight) % EPILOGUE_N or has_few_tokens(x):
             return self(x, row_scale), None
         epilogue = LinearEpilogue(self.dequant_scale, self.bias, row_scale=row_scale)
         x, shape = x.flatten(0, 1), x.shape[:2]
@@ -153,7 +153,7 @@ class GpuFp8Gate(GpuModule):
         attention = inner.attention
         if attention is None:
             self.out, self.out_bias = None, None
-            factor = 8 / FP8_MAX / gate.clamp(1e-30, 1e30)
+            factor = 8 / FP8_MAX / gate.clamp(min=1e-6)
             self.product = GpuTokenProduct(conversion, matrix, token_bias, norm, layer_scale=factor, combine="multiply")
         else:
             # The last map of the attention adds the product over tokens and multiplies by u.
@@ -161,7 +161,7 @@ class GpuFp8Gate(GpuModule):
             out, out_bias = attention.out.weight.double(), attention.out.bias.double()
             value = attention.qkv.weight[-out.shape[1] :].double().norm(dim=1).square().mean().sqrt()
             gate = torch.hypot(gate, torch.hypot(value * out.norm(dim=1), out_bias)).square().mean().sqrt()
-            factor = 8 / FP8_MAX / gate.clamp(1e-30, 1e30)
+            factor = 8 / FP8_MAX / gate.clamp(min=1e-6)
             self.product = GpuTokenProduct(conversion, factor * matrix, factor * token_bias, norm)
             self.out, self.out_bias = nn.Buffer(conversion.cast(factor * out)), as_float(factor * out_bias)
         self.scale = nn.Buffer((factor * scale[:width]).float())
