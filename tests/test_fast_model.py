@@ -23,6 +23,7 @@ from allmlp.errors import UserError
 from allmlp.inference import FastModel, fast, graphs
 from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.gpu import GpuFastEncoder
+from allmlp.inference.gpu_fp8 import GpuFp8Encoder
 from allmlp.inference.graphs import MAX_KINDS, CudaGraphs, batch_bucket
 from allmlp.inference.model import UnfusedModel
 from allmlp.lora import Lora
@@ -37,7 +38,10 @@ CONVERSIONS: dict[str, tuple[str, Callable[[Any], FastModel]]] = {
     "gpu mixer": ("mixer_nano", lambda model: GpuFastEncoder(model, torch.float32)),
     "gpu resmlp": ("resmlp_nano", lambda model: GpuFastEncoder(model, torch.float32)),
     "gpu gmlp": ("gmlp_nano", lambda model: GpuFastEncoder(model, torch.float32)),
-    "fp8": ("mixer_nano", lambda model: GpuFastEncoder(model, torch.float32, fp8=True)),
+    "fp8": ("mixer_nano", lambda model: GpuFp8Encoder(model, torch.float32)),
+    "fp8 resmlp": ("resmlp_nano", lambda model: GpuFp8Encoder(model, torch.float32)),
+    "fp8 gmlp": ("gmlp_nano", lambda model: GpuFp8Encoder(model, torch.float32)),
+    "fp8 amlp": ("amlp_nano", lambda model: GpuFp8Encoder(model, torch.float32)),
 }
 
 

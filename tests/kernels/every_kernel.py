@@ -27,8 +27,8 @@ def defined_kernels(*stems: str) -> set[str]:
 
 
 class Calls:
-    """The calls for a device and a dtype. Gluon and fp8 are left out where the interpreter stands in for a GPU; without
-    `hopper`, the products too that are cuBLAS' there.
+    """The calls for a device and a dtype. Gluon and fp8 products are left out where the interpreter stands in for a
+    GPU; without `hopper`, fp8 and the products too that are cuBLAS' there.
     """
 
     def __init__(
@@ -104,6 +104,9 @@ class Calls:
             residual = TokenMixEpilogue(bias, vector, vector, deferred_bias=vector, layer_scale=vector, other=u)
             module.token_mix(v, matrix, gate, combine="multiply")
             module.token_mix(v, matrix, residual, combine="add")
+            if not self.interpreted and self.hopper:
+                u = self.randn(batch, TOKENS, CHANNELS).to(torch.float8_e4m3fn)
+                module.token_mix(v, matrix, gate._replace(layer_scale=vector, other=u), combine="multiply")
         unaligned = self.randn(self.batch, TOKENS, CHANNELS)[:, :, : CHANNELS - 1]
         unaligned = unaligned.contiguous()  # rows that TMA cannot load
         mix.token_mix(unaligned, matrix, TokenMixEpilogue(bias), act="gelu")
@@ -115,12 +118,25 @@ class Calls:
         rows, width = self.batch * TOKENS, 2 * CHANNELS
         vector = self.randn(width, dtype=torch.float32)
         x, weight, z = self.randn(rows, 256), self.randn(width, 256), self.randn(rows, width)
-        linear.linear_stats(x, weight, LinearEpilogue(bias=vector), "gelu", 1e-6)
+        linear.linear_stats(x, weight, LinearEpilogue(bias=vector), "gelu", 1e-6, CHANNELS)
         linear.linear(x, weight, LinearEpilogue(bias=vector), "gelu")
+        linear.linear(x, weight, LinearEpilogue(bias=vector, residual=z, gate=z))
         if not self.interpreted:
             x, weight = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
             linear.linear(x, weight, LinearEpilogue(vector, vector, vector), "gelu")
             linear.linear(x, weight, LinearEpilogue(vector, residual=z))
+            gate = z.to(torch.float8_e4m3fn)
+            linear.linear(*(t.to(self.dtype) for t in (x, weight)), LinearEpilogue(bias=vector, residual=z, gate=gate))
+            row_scale = self.randn(rows, dtype=torch.float32)
+            linear.linear(x, weight, LinearEpilogue(vector, vector, vector, row_scale=row_scale), "gelu")
+            linear.linear(x, weight, LinearEpilogue(vector, residual=z, row_scale=row_scale))
+            linear.linear_stats(x, weight, LinearEpilogue(vector, vector), "gelu", 1e-6, 0, self.dtype)
+
+    def unit_rows(self) -> None:
+        from allmlp.kernels.unit_rows import triton as unit_rows
+
+        x, vector = self.randn(self.batch * TOKENS, CHANNELS), self.randn(CHANNELS, dtype=torch.float32)
+        unit_rows.unit_rows(x, vector, vector, vector)
 
     def channel_mlp(self) -> None:
         from allmlp.kernels.channel_mlp import triton as channel_mlp
@@ -133,7 +149,7 @@ class Calls:
 
     def all(self) -> Iterator[str]:
         calls = (self.activation, self.row_sum, self.layer_norm, self.gated_mlp, self.token_mix)
-        for call in (*calls, self.linear, self.channel_mlp) if self.hopper else calls:
+        for call in (*calls, self.unit_rows, self.linear, self.channel_mlp) if self.hopper else calls:
             call()
             yield call.__name__
 

@@ -37,6 +37,17 @@ def test_full_epilogue(act: Any) -> None:
     torch.testing.assert_close(actual, expected, **TOLERANCE)
 
 
+def test_gate() -> None:
+    from allmlp.kernels.linear import triton
+
+    x, weight = random_matrices(130, 64, 272, DTYPE)
+    residual, gate = (randn(130, 272).to(DEVICE, dtype) for dtype in (DTYPE, torch.float32))
+    epilogue = LinearEpilogue(bias=random_vector(272), residual=residual, gate=gate)
+    actual, expected = (module.linear(x, weight, epilogue) for module in (triton, reference))
+    assert actual.dtype == expected.dtype == gate.dtype
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+
+
 def test_empty_epilogue_and_output_dtype() -> None:
     from allmlp.kernels.linear import triton
 
@@ -45,14 +56,15 @@ def test_empty_epilogue_and_output_dtype() -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_stats_of_the_second_half() -> None:
+def test_stats_of_the_second_half_or_of_all_channels() -> None:
     from allmlp.kernels.linear import triton
 
     x, weight = random_matrices(200, 64, 768, DTYPE)
     epilogue = LinearEpilogue(bias=random_vector(768) + 3)
-    actual, expected = (module.linear_stats(x, weight, epilogue, "gelu", eps=10.0) for module in (triton, reference))
-    torch.testing.assert_close(actual[0].float(), expected[0].float(), **TOLERANCE)
-    torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-3, atol=1e-3)
+    for start in (384, 256, 0):
+        actual, expected = (m.linear_stats(x, weight, epilogue, "gelu", 10.0, start) for m in (triton, reference))
+        torch.testing.assert_close(actual[0].float(), expected[0].float(), **TOLERANCE)
+        torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-3, atol=1e-3)
 
 
 def test_stats_of_equal_channels() -> None:
@@ -63,21 +75,31 @@ def test_stats_of_equal_channels() -> None:
     values = torch.linspace(0.1, 333.3, 200, device=DEVICE).to(DTYPE)
     x[:, 0], weight[256:] = values, 0
     weight[256:, 0] = 1
-    _, mean, rstd = triton.linear_stats(x, weight, LinearEpilogue(), "none", 1e-12)
+    _, mean, rstd = triton.linear_stats(x, weight, LinearEpilogue(), "none", 1e-12, 256)
     torch.testing.assert_close(mean, values.float(), rtol=1e-5, atol=1e-5)
     assert rstd.isfinite().all()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-def test_fp8() -> None:
+@pytest.mark.parametrize("scaled_rows", [False, True])
+def test_fp8(scaled_rows: bool) -> None:
     from allmlp.kernels.linear import triton
 
     x, weight = random_matrices(300, 256, 384, torch.float8_e4m3fn)
-    quant_scale = torch.full((384,), 16.0, device=DEVICE)
-    up = LinearEpilogue(random_vector(384) * 0.1, random_vector(384), quant_scale)
-    actual, expected = (module.linear(x, weight, up, "gelu").float() for module in (triton, reference))
+    row_scale = random_vector(300).abs() + 0.5 if scaled_rows else None
+    up = LinearEpilogue(
+        random_vector(384) * 0.1, random_vector(384), torch.full((384,), 8.0, device=DEVICE), row_scale=row_scale
+    )
+    # The interpreter does not round to fp8 correctly.
+    out = torch.float32 if DEVICE == "cpu" else torch.float8_e4m3fn
+    actual, expected = (module.linear(x, weight, up, "gelu", out).float() for module in (triton, reference))
     torch.testing.assert_close(actual, expected, rtol=2**-3, atol=2e-2)  # one fp8 step
-    down = LinearEpilogue(random_vector(384) * 0.1, residual=randn(300, 384).to(DEVICE, torch.bfloat16))
+    residual = randn(300, 384).to(DEVICE, DTYPE)
+    down = LinearEpilogue(random_vector(384) * 0.1, residual=residual, row_scale=row_scale)
     actual, expected = (module.linear(x, weight, down).float() for module in (triton, reference))
     torch.testing.assert_close(actual, expected, rtol=2**-7, atol=2e-2)
+    v = up._replace(quant_scale=None)
+    for module in (triton, reference):
+        y, mean, rstd = module.linear_stats(x, weight, v, "gelu", 1e-6, 0, DTYPE)
+        assert y.dtype == DTYPE
+        torch.testing.assert_close(mean, y.float().mean(1), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(rstd, y.float().var(1, correction=0).rsqrt(), rtol=1e-3, atol=1e-3)

@@ -74,6 +74,27 @@ def test_token_mix(norm: str, combine: Any, layer_scale: bool, act: Any, channel
     assert_within_twice_eager(triton.token_mix(x, matrix, epilogue, act, combine), eager, exact)
 
 
+@pytest.mark.parametrize("channels", [64, 70], ids=["aligned", "unaligned"])
+def test_gate_of_another_dtype(channels: int) -> None:
+    from allmlp.kernels.token_mix import triton
+
+    dtype = torch.float32 if DEVICE == "cpu" else torch.float8_e4m3fn  # the interpreter does not round to fp8 correctly
+    x, matrix, epilogue = random_inputs("layer", "multiply", True, (2, 70, 41, channels))
+    x, matrix, epilogue = x.to(DEVICE, DTYPES[1]), matrix.to(DEVICE, DTYPES[1]), cast(epilogue, torch.float32)
+    assert epilogue.other is not None
+    epilogue = epilogue._replace(other=epilogue.other.to(dtype))
+    actual = triton.token_mix(x, matrix, epilogue, combine="multiply")
+    expected = reference.token_mix(x.float(), matrix.float(), epilogue, combine="multiply")
+    assert actual.dtype == expected.dtype == dtype
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=2**-3, atol=2e-2)  # one fp8 step
+
+
+def test_a_gate_in_fp8_saturates() -> None:
+    epilogue = TokenMixEpilogue(other=torch.full((1, 4, 16), 100.0).to(torch.float8_e4m3fn))
+    y = reference.token_mix(torch.full((1, 4, 16), 100.0), torch.eye(4), epilogue, combine="multiply")
+    assert (y.float() == 448).all()
+
+
 @pytest.mark.parametrize(
     ("capability", "cuda", "version", "expected"),
     [

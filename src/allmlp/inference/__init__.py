@@ -11,9 +11,11 @@ from allmlp.errors import UserError, one_line, suggest_keywords
 from allmlp.inference.capabilities import Capabilities, Engine, EngineChoice, choose
 from allmlp.inference.cpu import CpuFastEncoder
 from allmlp.inference.encoder import is_supported
-from allmlp.inference.gpu import FP8, GpuFastEncoder
+from allmlp.inference.gpu import GpuFastEncoder
+from allmlp.inference.gpu_fp8 import GpuFp8Encoder
 from allmlp.inference.measurement import Times, keep, measured_key, read_kept, time_engines
 from allmlp.inference.model import FastModel, UnfusedModel, with_plain_weights
+from allmlp.kernels.unit_rows.reference import FP8
 from allmlp.layers.stem import PatchEmbed
 from allmlp.models.cost import measure as measure_cost
 from allmlp.models.encoder import EncoderModel
@@ -48,8 +50,9 @@ def fast(
     which can take minutes, and the fastest is returned. The result is stored for later calls, with or without
     `measure`.
 
-    With torch.float8_e4m3fn the channel MLPs of a Mixer run in fp8 on a GPU that supports it. With torch.int8 an image
-    or time-series model on a CPU runs in ONNX Runtime with weights and activations of 8 bits. Both are less exact.
+    With torch.float8_e4m3fn the channel MLPs of a Mixer, ResMLP, gMLP or aMLP run in fp8 on a GPU that supports it.
+    With torch.int8 an image or time-series model on a CPU runs in ONNX Runtime with weights and activations of 8 bits.
+    Both are less exact.
     """
     model, dtype = check_arguments(model, dtype, batch_size)
     if dtype == torch.int8:
@@ -96,11 +99,9 @@ def int8(model: EncoderModel | SeriesEncoderModel) -> FastModel:
 def fp8(model: EncoderModel | SeriesEncoderModel, capabilities: Capabilities) -> FastModel:
     if capabilities.amd or capabilities.compute < (8, 9):
         raise UserError("fp8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell)")
-    if not isinstance(model, EncoderModel) or not is_supported(model.spec):
-        raise UserError("fp8 is only for Mixer models: omit dtype to use bfloat16")
-    return GpuFastEncoder(model, default_dtype(model.device), fp8=True).chosen(
-        EngineChoice("kernels", "fp8 was requested")
-    )
+    if not isinstance(model, EncoderModel) or not is_supported(model.spec, attention=True):
+        raise UserError("fp8 is only for Mixer, ResMLP, gMLP and aMLP models: omit dtype to use bfloat16")
+    return GpuFp8Encoder(model, default_dtype(model.device)).chosen(EngineChoice("kernels", "fp8 was requested"))
 
 
 def check_arguments(

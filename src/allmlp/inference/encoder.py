@@ -34,12 +34,12 @@ from allmlp.models.encoder import Encoder, EncoderModel
 NORMS = (LayerNorm, Affine)
 
 
-def is_supported(spec: Encoder) -> bool:
-    """Whether the blocks of a model, of all its stages, can be fused."""
-    return all(is_fusible(stage.block) for stage in spec.all_stages)
+def is_supported(spec: Encoder, attention: bool = False) -> bool:
+    """Whether the blocks of a model, of all its stages, can be fused; with `attention`, also aMLP's."""
+    return all(is_fusible(stage.block, attention) for stage in spec.all_stages)
 
 
-def is_fusible(block: Block) -> bool:
+def is_fusible(block: Block, attention: bool = False) -> bool:
     channel = block.channel
     if not isinstance(channel, ChannelMlp) or not isinstance(block.token, (TokenMlp, TokenLinear, type(None))):
         return False
@@ -52,7 +52,8 @@ def is_fusible(block: Block) -> bool:
         return False
     norms = [block.norm, channel.inner.norm] if channel.inner else [block.norm]
     is_pre_norm = block.order == "pre" and block.residual == "all" and all(isinstance(n, NORMS) for n in norms)
-    return is_pre_norm and block.cross is None and (channel.inner is None or channel.inner.attention is None)
+    has_attention = channel.inner is not None and channel.inner.attention is not None
+    return is_pre_norm and block.cross is None and (attention or not has_attention)
 
 
 def norms_after(spec: Encoder, stage: int) -> list[Norm | None]:

@@ -3,11 +3,6 @@ replayed as one CUDA graph.
 
 LayerNorm is one pass, or only its statistics where a fused product over many tokens follows. The last biases of channel
 MLPs are deferred: every kernel that reads z adds `deferred_bias`.
-
-In fp8 (e4m3: 3 mantissa bits, maximum 448) a channel MLP after LayerNorm needs no calibration data to find its scales.
-For a normalized token x, without weight and bias, |x| <= sqrt(c) as a vector and thus in every channel, so
-
-    448 / sqrt(c) x        and        448 / (|U_j| sqrt(c) + |a_j|) act(U_j x + a_j)        never overflow.
 """
 
 from __future__ import annotations
@@ -20,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allmlp.errors import UserError
 from allmlp.inference.encoder import Conversion, FastEncoder, scale_rows
 from allmlp.kernels import has_gluon, has_tma
 from allmlp.kernels.activation.reference import ActivationName, activate
@@ -30,6 +24,7 @@ from allmlp.kernels.linear import reference as reference_linear
 from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
 from allmlp.kernels.token_mix import reference as reference_mix
 from allmlp.kernels.token_mix.reference import Combine, PackedMatrix, TokenMixEpilogue
+from allmlp.kernels.unit_rows import reference as reference_rows
 from allmlp.layers.channel import ChannelMlpLayer
 from allmlp.layers.mixers.gate import SpatialGatingUnitLayer
 from allmlp.layers.mixers.mlp import TokenMlpLayer
@@ -37,12 +32,7 @@ from allmlp.layers.mixers.projection import TokenProjection
 from allmlp.layers.norm import AffineLayer
 from allmlp.layers.pool import MeanPoolLayer
 from allmlp.layers.stem import PatchEmbedLayer, patch_view
-from allmlp.models.encoder import EncoderModel
 
-FP8 = torch.float8_e4m3fn
-FP8_MAX = torch.finfo(FP8).max
-FP8_ROUNDING = 1.15
-"""Bound on how much rounding two vectors to fp8 can grow their product: (1 + 1/16)^2 and a margin."""
 LINEAR_MAX_CHANNELS, LINEAR_MIN_TOKENS = 384, 16384
 """Limits within which our linear kernel with an activation is faster than cuBLAS on an H200."""
 FEW_TOKENS = 4096
@@ -65,18 +55,20 @@ class Kernels(NamedTuple):
     token_mix: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     linear_stats: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    unit_rows: Callable[..., tuple[Tensor, Tensor]]
 
 
 def select_kernels(device: torch.device) -> Kernels:
     if device.type == "cuda":
         from allmlp.kernels.layer_norm import triton as norm
         from allmlp.kernels.linear import triton as linear
+        from allmlp.kernels.unit_rows import triton as rows
 
         mix = import_module(f"allmlp.kernels.token_mix.{'hopper' if has_gluon(device) else 'triton'}")
     else:
-        norm, mix, linear = reference_norm, reference_mix, reference_linear
+        norm, mix, linear, rows = reference_norm, reference_mix, reference_linear, reference_rows
     norms = norm.layer_norm_stats, norm.layer_norm, norm.layer_norm_transposed, norm.layer_norm_mean
-    return Kernels(*norms, mix.token_mix, linear.linear, linear.linear_stats)
+    return Kernels(*norms, mix.token_mix, linear.linear, linear.linear_stats, rows.unit_rows)
 
 
 def cublas_fuses(act: ActivationName, dtype: torch.dtype, device: torch.device) -> bool:
@@ -93,12 +85,6 @@ def has_few_tokens(x: Tensor) -> bool:
 
 
 class GpuFastEncoder(FastEncoder):
-    """With `fp8` the channel MLPs of a Mixer run in fp8 and everything else in `dtype`."""
-
-    def __init__(self, model: EncoderModel, dtype: torch.dtype, fp8: bool = False) -> None:
-        self.fp8 = fp8
-        super().__init__(model, dtype)
-
     def fuse(self, conversion: Conversion, norm: nn.Module, mix: nn.Module, layer_scale: Tensor | None) -> nn.Module:
         """The last bias of a channel MLP is deferred."""
         if isinstance(mix, TokenProjection):
@@ -109,10 +95,14 @@ class GpuFastEncoder(FastEncoder):
                 return GpuTransposedTokenMlp(conversion, norm, mix)
             return GpuTokenMlp(conversion, norm, mix, layer_scale)
         assert isinstance(mix, ChannelMlpLayer)
-        kind = GpuFp8ChannelMlp if self.fp8 else GpuChannelMlp
-        branch = kind(conversion, norm, mix, layer_scale)
+        branch = self.channel_mlp(conversion, norm, mix, layer_scale)
         conversion.defer_bias(mix.down.bias, layer_scale)
         return branch
+
+    def channel_mlp(
+        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
+    ) -> nn.Module:
+        return GpuChannelMlp(conversion, norm, mix, layer_scale)
 
     def view(self, x: Tensor) -> Tensor:
         """Patches as a view of the images: the copy into the buffer of the CUDA graph, made anyway, sorts them."""
@@ -320,7 +310,8 @@ class GpuLinearAct(GpuModule):
     def with_stats(self, x: Tensor, eps: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Like `forward`, with the LayerNorm statistics of the second half of the channels."""
         epilogue, shape = LinearEpilogue(bias=self.wide_bias), x.shape[:2]
-        hidden, mean, rstd = self.kernels.linear_stats(x.flatten(0, 1), self.weight, epilogue, self.act, eps)
+        start = len(self.weight) // 2
+        hidden, mean, rstd = self.kernels.linear_stats(x.flatten(0, 1), self.weight, epilogue, self.act, eps, start)
         return hidden.view(*shape, -1), (mean.view(shape), rstd.view(shape))
 
 
@@ -329,6 +320,7 @@ class GpuGate(GpuModule):
 
     def __init__(self, conversion: Conversion, up: GpuLinearAct, inner: SpatialGatingUnitLayer) -> None:
         super().__init__()
+        assert inner.attention is None
         self.is_split, combine = inner.variant == "split", GATE_COMBINE[inner.variant]
         self.up = up
         self.product = GpuTokenProduct(conversion, inner.proj.matrix(), inner.proj.bias, inner.norm, combine=combine)
@@ -341,43 +333,6 @@ class GpuGate(GpuModule):
             hidden, stats = self.up.cublas(x), None
         u, v = hidden.chunk(2, dim=2) if self.is_split else (hidden, hidden)
         return self.product(v, u, stats)
-
-
-class GpuFp8ChannelMlp(GpuModule):
-    """The fp8 weights are kept as bytes, which can be pickled."""
-
-    def __init__(
-        self, conversion: Conversion, norm: nn.Module, mix: ChannelMlpLayer, layer_scale: Tensor | None
-    ) -> None:
-        if not isinstance(norm, nn.LayerNorm) or mix.inner is not None:
-            raise UserError("fp8 is only for channel MLPs after LayerNorm, as in a Mixer: omit dtype to use bfloat16")
-        if len(mix.up.weight) % 16 or len(norm.weight) % 16:
-            raise UserError(f"fp8 needs widths that are multiples of 16, not {tuple(mix.up.weight.shape)}")
-        channels, wide = len(norm.weight), conversion.deferred_bias.dtype
-        weight = mix.up.weight.double() * norm.weight.double()
-        bias = mix.up.bias.double() + mix.up.weight.double() @ norm.bias.double()
-        input_scale = FP8_MAX / channels**0.5
-        hidden_bound = FP8_ROUNDING * weight.norm(dim=1) * channels**0.5 + bias.abs()
-        hidden_scale = FP8_MAX / hidden_bound.clamp(min=1e-30)
-        up, up_scale = quantize_fp8(weight)
-        down, down_scale = quantize_fp8(scale_rows(mix.down.weight, layer_scale) / hidden_scale)
-        super().__init__()
-        self.norm_weight = nn.Buffer(torch.full_like(conversion.deferred_bias, input_scale))
-        self.deferred_bias = nn.Buffer(conversion.deferred_bias.clone())
-        self.up, self.down = nn.Buffer(up.view(torch.uint8)), nn.Buffer(down.view(torch.uint8))
-        self.up_dequant_scale = nn.Buffer((up_scale / input_scale).to(wide))
-        self.up_bias = nn.Buffer(bias.to(wide))
-        self.up_quant_scale = nn.Buffer(hidden_scale.to(wide))
-        self.down_dequant_scale = nn.Buffer(down_scale.to(wide))
-        self.act, self.eps = conversion.act("channel"), norm.eps
-
-    def forward(self, z: Tensor) -> Tensor:
-        kernels, flat = self.kernels, z.view(-1, z.shape[2])
-        x = kernels.norm(z, self.norm_weight, None, self.eps, self.deferred_bias, FP8).flatten(0, 1)
-        epilogue = LinearEpilogue(self.up_dequant_scale, self.up_bias, self.up_quant_scale)
-        hidden = kernels.linear(x, self.up.view(FP8), epilogue, self.act)
-        epilogue = LinearEpilogue(self.down_dequant_scale, residual=flat)
-        return kernels.linear(hidden, self.down.view(FP8), epilogue).view_as(z)
 
 
 # --- weights of the branches ------------------------------------------------------------------------------------
@@ -394,9 +349,3 @@ def norm_weights(norm: nn.Module | None) -> tuple[nn.Buffer | None, nn.Buffer | 
 
 def as_float(weight: Tensor | None) -> nn.Buffer | None:
     return None if weight is None else nn.Buffer(weight.to(torch.float32, copy=True))
-
-
-def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize each row to the full fp8 range; returns the rows and their scales."""
-    scale = weight.abs().amax(1).clamp(min=1e-30) / FP8_MAX
-    return (weight / scale[:, None]).to(FP8), scale

@@ -3,8 +3,8 @@
 Programs loop over tiles and load the next one during the epilogue of the last. Tensor cores idle during an epilogue, so
 two small CTAs per SM can overlap.
 
-LayerNorm of the second half of Y needs its statistics. Every epilogue tile writes those of its own n channels, and a
-second kernel merges those of the p tiles:
+LayerNorm of the channels of Y from `start` on needs their statistics. Every epilogue tile writes those of its own n
+channels, and a second kernel merges those of the p tiles:
 
     mean = mean of means,   n p variance = sum of sum_sq_dev + n sum (tile mean - mean)^2
 """
@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from allmlp.kernels.activation.reference import ActivationName
 from allmlp.kernels.activation.triton import FAST_GELU, act_code, activate, tanh_approx
 from allmlp.kernels.launch import autotune, fused_multiply_add, launching, num_sms
-from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue
+from allmlp.kernels.linear.reference import EPILOGUE_N, LinearEpilogue, default_dtype
 
 TANH_APPROX_GELU = 5
 COMPILED: tl.constexpr = tl.constexpr(not triton.knobs.runtime.interpret)
@@ -35,7 +35,7 @@ def set_block_shapes(arguments: dict[str, Any]) -> None:
     depth = BLOCK_K_BYTES // arguments["x_desc"].base.element_size()
     arguments["x_desc"].block_shape = [arguments["BLOCK_M"], depth]
     arguments["w_desc"].block_shape = [arguments["BLOCK_N"], depth]
-    for name in ("y_desc", "residual_desc"):
+    for name in ("y_desc", "residual_desc", "gate_desc"):
         if arguments[name] is not None:
             arguments[name].block_shape = [arguments["BLOCK_M"], EPILOGUE_N]
 
@@ -79,14 +79,15 @@ def halves(z):
     return z.reshape(z.shape[0], 2, z.shape[1] // 2).permute(0, 2, 1).split()
 
 
-@autotune(CONFIGS, default=5, key=["is_large", "N", "K", "BLOCK_K", "ACT", "HAS_RESIDUAL", "WRITE_STATS"])
+@autotune(CONFIGS, default=5, key=["is_large", "N", "K", "BLOCK_K", "ACT", "HAS_RESIDUAL", "HAS_GATE", "WRITE_STATS"])
 @triton.jit(do_not_specialize=["M", "is_large"])
 def kernel(
-    x_desc, w_desc, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
-    M, is_large,
+    x_desc, w_desc, y_desc, residual_desc, gate_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, row_scale_ptr,
+    mean_ptr, sum_sq_dev_ptr, M, is_large,
     N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, NUM_SMS: tl.constexpr,
     HAS_DEQUANT_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_QUANT_SCALE: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, WRITE_STATS: tl.constexpr, ACT: tl.constexpr, EPILOGUE_N: tl.constexpr,
+    HAS_ROW_SCALE: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_GATE: tl.constexpr, WRITE_STATS: tl.constexpr,
+    STATS_START: tl.constexpr, ACT: tl.constexpr, EPILOGUE_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CTAS_PER_SM: tl.constexpr,
 ):  # fmt: skip
     col_tiles: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -100,20 +101,20 @@ def kernel(
         if BLOCK_N == 2 * EPILOGUE_N:
             left, right = halves(z)
             apply_epilogue(
-                left, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
-                row, col, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_RESIDUAL, WRITE_STATS,
-                ACT, BLOCK_M, EPILOGUE_N,
+                left, y_desc, residual_desc, gate_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, row_scale_ptr,
+                mean_ptr, sum_sq_dev_ptr, row, col, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_ROW_SCALE,
+                HAS_RESIDUAL, HAS_GATE, WRITE_STATS, STATS_START, ACT, BLOCK_M, EPILOGUE_N,
             )  # fmt: skip
             apply_epilogue(
-                right, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
-                row, col + EPILOGUE_N, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_RESIDUAL, WRITE_STATS,
-                ACT, BLOCK_M, EPILOGUE_N,
+                right, y_desc, residual_desc, gate_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, row_scale_ptr,
+                mean_ptr, sum_sq_dev_ptr, row, col + EPILOGUE_N, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE,
+                HAS_ROW_SCALE, HAS_RESIDUAL, HAS_GATE, WRITE_STATS, STATS_START, ACT, BLOCK_M, EPILOGUE_N,
             )  # fmt: skip
         else:
             apply_epilogue(
-                z, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr,
-                row, col, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_RESIDUAL, WRITE_STATS,
-                ACT, BLOCK_M, EPILOGUE_N,
+                z, y_desc, residual_desc, gate_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, row_scale_ptr,
+                mean_ptr, sum_sq_dev_ptr, row, col, M, N, HAS_DEQUANT_SCALE, HAS_BIAS, HAS_QUANT_SCALE, HAS_ROW_SCALE,
+                HAS_RESIDUAL, HAS_GATE, WRITE_STATS, STATS_START, ACT, BLOCK_M, EPILOGUE_N,
             )  # fmt: skip
 
 
@@ -130,10 +131,11 @@ def tanh_approx_gelu(h):
 
 @triton.jit
 def apply_epilogue(
-    z, y_desc, residual_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, mean_ptr, sum_sq_dev_ptr, row, col, M, N,
+    z, y_desc, residual_desc, gate_desc, dequant_scale_ptr, bias_ptr, quant_scale_ptr, row_scale_ptr, mean_ptr,
+    sum_sq_dev_ptr, row, col, M, N,
     HAS_DEQUANT_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_QUANT_SCALE: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, WRITE_STATS: tl.constexpr, ACT: tl.constexpr,
-    BLOCK_M: tl.constexpr, EPILOGUE_N: tl.constexpr,
+    HAS_ROW_SCALE: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_GATE: tl.constexpr, WRITE_STATS: tl.constexpr,
+    STATS_START: tl.constexpr, ACT: tl.constexpr, BLOCK_M: tl.constexpr, EPILOGUE_N: tl.constexpr,
 ):  # fmt: skip
     cols = col + tl.arange(0, EPILOGUE_N)
     # tanh_approx_gelu takes z / 2: halving the scale and the bias instead of z is free.
@@ -142,16 +144,23 @@ def apply_epilogue(
         z *= (prescale * tl.load(dequant_scale_ptr + cols, cols < N, 0.0))[None, :]
     else:
         z *= prescale
+    rows = row + tl.arange(0, BLOCK_M)
+    if HAS_ROW_SCALE:
+        z *= tl.load(row_scale_ptr + rows, rows < M, 1.0)[:, None]
     if HAS_BIAS:
         z += (prescale * tl.load(bias_ptr + cols, cols < N, 0.0))[None, :]
     z = tanh_approx_gelu(z) if ACT == 5 else activate(z, ACT)
     if HAS_QUANT_SCALE:
         z *= tl.load(quant_scale_ptr + cols, cols < N, 0.0)[None, :]
+        if HAS_ROW_SCALE:
+            z *= (1 / tl.load(row_scale_ptr + rows, rows < M, 1.0))[:, None]
     if HAS_RESIDUAL:
         z += residual_desc.load([row, col]).to(tl.float32)
+    if HAS_GATE:
+        z *= gate_desc.load([row, col]).to(tl.float32)
     if WRITE_STATS:  # noqa: SIM102 - the outer condition is known at compile time, the inner one at run time
-        if col >= N // 2:
-            rows, part = row + tl.arange(0, BLOCK_M), (col - N // 2) // EPILOGUE_N
+        if (col >= STATS_START) & (col < N):
+            part = (col - STATS_START) // EPILOGUE_N
             mean = tl.sum(z, 1) / EPILOGUE_N
             # One-pass variance: its cancellation error, where the deviation is far below the mean, is below the
             # rounding error of 16-bit values.
@@ -167,19 +176,23 @@ def launch(
     y: Tensor,
     epilogue: LinearEpilogue,
     act: ActivationName,
-    stats: tuple[Tensor, Tensor] | None,
+    stats: tuple[Tensor, Tensor] | None = None,
+    stats_start: int = 0,
 ) -> None:
-    dequant_scale, bias, quant_scale, residual = epilogue
-    descriptors = [None if t is None else TensorDescriptor.from_tensor(t, [16, 16]) for t in (x, weight, y, residual)]
+    dequant_scale, bias, quant_scale, residual, row_scale, gate = epilogue
+    tensors = x, weight, y, residual, gate
+    descriptors = [None if t is None else TensorDescriptor.from_tensor(t, [16, 16]) for t in tensors]
     rows, sms, code = len(x), num_sms(x.device), act_code(act, y.dtype)
     run = fused_multiply_add(kernel)
     with launching("linear", x):
         run[lambda config: (sms * config["CTAS_PER_SM"],)](
-            *descriptors, dequant_scale, bias, quant_scale, *(stats or (None, None)),
+            *descriptors, dequant_scale, bias, quant_scale, row_scale, *(stats or (None, None)),
             rows if COMPILED else tl.constexpr(rows), int(rows >= 128 * sms),
             N=len(weight), K=x.shape[1], BLOCK_K=BLOCK_K_BYTES // x.element_size(), NUM_SMS=sms,
             HAS_DEQUANT_SCALE=dequant_scale is not None, HAS_BIAS=bias is not None,
-            HAS_QUANT_SCALE=quant_scale is not None, HAS_RESIDUAL=residual is not None, WRITE_STATS=stats is not None,
+            HAS_QUANT_SCALE=quant_scale is not None, HAS_ROW_SCALE=row_scale is not None,
+            HAS_RESIDUAL=residual is not None, HAS_GATE=gate is not None, WRITE_STATS=stats is not None,
+            STATS_START=stats_start,
             ACT=TANH_APPROX_GELU if code == FAST_GELU and COMPILED else code, EPILOGUE_N=EPILOGUE_N,
         )  # fmt: skip
 
@@ -188,19 +201,26 @@ def linear(
     x: Tensor, weight: Tensor, epilogue: LinearEpilogue, act: ActivationName = "none", dtype: torch.dtype | None = None
 ) -> Tensor:
     """As the reference; the epilogue's vectors are float32."""
-    dtype = dtype or (x.dtype if epilogue.residual is None else epilogue.residual.dtype)
+    dtype = dtype or default_dtype(x, epilogue)
     y = torch.empty(len(x), len(weight), dtype=dtype, device=x.device)
-    launch(x, weight, y, epilogue, act, None)
+    launch(x, weight, y, epilogue, act)
     return y
 
 
 def linear_stats(
-    x: Tensor, weight: Tensor, epilogue: LinearEpilogue, act: ActivationName, eps: float
+    x: Tensor,
+    weight: Tensor,
+    epilogue: LinearEpilogue,
+    act: ActivationName,
+    eps: float,
+    start: int,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference; half of the channels must be a multiple of `EPILOGUE_N`."""
-    y, parts = x.new_empty(len(x), len(weight)), len(weight) // 2 // EPILOGUE_N
+    """As the reference; `start` and the number of channels must be multiples of `EPILOGUE_N`."""
+    y = torch.empty(len(x), len(weight), dtype=dtype or x.dtype, device=x.device)
+    parts = (len(weight) - start) // EPILOGUE_N
     means, sums_sq_dev = (torch.empty(parts, len(x), dtype=torch.float32, device=x.device) for _ in range(2))
-    launch(x, weight, y, epilogue, act, (means, sums_sq_dev))
+    launch(x, weight, y, epilogue, act, (means, sums_sq_dev), start)
     mean, rstd = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
     run = fused_multiply_add(merge_stats_kernel)
     with launching("merge_stats", x):

@@ -5,7 +5,7 @@
 
 as in triton.py, whose fold_norm computes A'. Each program loops over tiles. Its producer warp runs ahead: while the
 consumers execute the epilogue of one tile, A' and X of the next are already loading, and `other` loads during the
-product. Output and `other` use the same shared-memory buffer, one after the other.
+product. Output and `other` have the same dtype and use the same shared-memory buffer, one after the other.
 
 Written in Gluon, which exposes warp specialization; Triton's interpreter does not support it.
 """
@@ -40,6 +40,7 @@ from allmlp.kernels.token_mix.triton import (
     fold_norm,
     is_tma_aligned,
 )
+from allmlp.kernels.unit_rows.reference import FP8
 
 # Renamed in Triton 3.8.
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -172,7 +173,7 @@ def kernel(
 
 
 def descriptor(tensor: Tensor, rows: int, cols: int) -> TensorDescriptor:
-    dtype = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
+    dtype = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.float8e4nv}[tensor.dtype]
     block = [1, rows, cols]
     return TensorDescriptor.from_tensor(tensor, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
 
@@ -191,11 +192,13 @@ def token_mix(
     num_tiles = batch * triton.cdiv(rows, BLOCK_M) * triton.cdiv(channels, BLOCK_C)
     sms = num_sms(x.device)
     loaded = [tensor for tensor in (x, weight, other) if tensor is not None]
-    loadable = all(is_tma_aligned(tensor) and tensor.dtype == x.dtype for tensor in loaded) and channels % 8 == 0
+    y_dtype = x.dtype if other is None else other.dtype
+    loadable = all(is_tma_aligned(tensor) and tensor.dtype in (x.dtype, FP8) for tensor in loaded)
+    loadable = loadable and weight.dtype == x.dtype and channels * y_dtype.itemsize % 16 == 0
     fits = rows > BLOCK_M // 2 and tokens <= MAX_TOKENS and num_tiles >= sms
     if not (loadable and fits and act == "none" and x.dtype in (torch.bfloat16, torch.float16)):
         return portable.token_mix(x, matrix, epilogue, act, combine)
-    y = x.new_empty(batch, rows, channels)
+    y = x.new_empty(batch, rows, channels, dtype=y_dtype)
     weight, folded_row_sum, mean_offset = weight.unsqueeze(0), row_sum, None
     if epilogue.mean is not None and epilogue.rstd is not None:
         weight, mean_offset, folded_row_sum = fold_norm(weight[0], epilogue.mean, epilogue.rstd)

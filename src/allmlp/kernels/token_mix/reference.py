@@ -2,14 +2,15 @@
 
     P(X) = norm_weight * (X + deferred_bias - mean) * rstd + norm_bias     LayerNorm; Affine without mean and rstd
     Z    = act(A P(X) + bias 1^T)
-    Y    = Z,   other * Z,   or   other + layer_scale * Z
+    Y    = Z,   other * layer_scale * Z,   or   other + layer_scale * Z
 
 x: b k c    matrix: m k    bias: m    deferred_bias, norm_weight, norm_bias, layer_scale: c    mean, rstd: b k
 other: b m c
 
 ResMLP's token branch is Affine, product, LayerScale and residual; a spatial gating unit is LayerNorm, product and gate;
 a token MLP is two products, the first with an activation and the second with the residual. `deferred_bias` is the sum
-of the biases that earlier layers did not add to X.
+of the biases that earlier layers did not add to X. Y has the dtype of `other`: for a gate in fp8, `layer_scale` holds
+the ratio of their scales.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from allmlp.kernels.activation.reference import ActivationName, activate
+from allmlp.kernels.unit_rows.reference import FP8, saturate
 
 Combine = Literal["none", "multiply", "add"]
 
@@ -76,6 +78,7 @@ def token_mix(
     z = activate(z, act)
     if combine == "none" or epilogue.other is None:
         return z
-    if combine == "multiply":
-        return epilogue.other * z
-    return epilogue.other + (z if epilogue.layer_scale is None else epilogue.layer_scale * z)
+    z, other = (z if epilogue.layer_scale is None else epilogue.layer_scale * z), epilogue.other
+    if other.dtype == FP8:
+        return saturate(other.to(z.dtype) * z if combine == "multiply" else other.to(z.dtype) + z, FP8)
+    return other * z if combine == "multiply" else other + z

@@ -214,8 +214,8 @@ def token_mix(
     weight, row_sum = matrix if isinstance(matrix, PackedMatrix) else PackedMatrix.pack(matrix)
     batch, tokens, channels = x.shape
     rows = len(weight)
-    y = x.new_empty(batch, rows, channels)
     other = epilogue.other if combine != "none" else None
+    y = (x if other is None else other).new_empty(batch, rows, channels)
     for tensor in (x, other):
         assert tensor is None or tensor.stride(2) == 1, "channels must be contiguous"
     weight, folded_row_sum, mean_offset = weight.unsqueeze(0), row_sum, None

@@ -381,9 +381,12 @@ class TinyAttentionLayer(nn.Module):
         q, kv = self.project(x, context)
         return weights_of(q, kv, 1, allowed(context, self.causal, q, kv))
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def attended(self, x: Tensor, context: Context) -> Tensor:
+        """The output before the last linear map: b s d."""
         q, kv = self.project(x, context)
         if context.cache is not None:
             kv = context.cache.extend(self, kv)
-        mask = allowed(context, self.causal, q, kv)
-        return self.out(attend(q, kv, num_heads=1, mask=mask))
+        return attend(q, kv, num_heads=1, mask=allowed(context, self.causal, q, kv))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return self.out(self.attended(x, context))

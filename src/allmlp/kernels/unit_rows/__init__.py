@@ -1,0 +1,1 @@
+"""Affine in fp8, with a scale for each row."""
