@@ -117,11 +117,12 @@ def test_every_configuration_of_token_mix_and_linear(monkeypatch: pytest.MonkeyP
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once per class of batch sizes."""
+    """Once per class of batch sizes: few examples and many."""
     from allmlp.kernels.layer_norm import triton as layer_norm
 
-    monkeypatch.setattr(layer_norm.kernel, "configs", layer_norm.ROW_CONFIGS)
-    monkeypatch.setattr(layer_norm.kernel, "cache", {})
-    for batch in (1, 7, 64):
-        layer_norm.layer_norm(torch.randn(batch, 48, device="cuda"), None, None, 1e-6)
-    assert len(layer_norm.kernel.cache) == 1
+    kernel = layer_norm.transposed_kernel
+    monkeypatch.setattr(kernel, "configs", layer_norm.TRANSPOSED_CONFIGS)
+    monkeypatch.setattr(kernel, "cache", {})
+    for batch, tunings in ((1, 1), (2, 1), (64, 2), (70, 2)):
+        layer_norm.layer_norm_transposed(torch.randn(batch, 196, 48, device="cuda"), None, None, 1e-6, None, 200)
+        assert len(kernel.cache) == tunings
