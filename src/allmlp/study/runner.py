@@ -21,7 +21,7 @@ from typing import IO
 from allmlp.best import MINIMIZED
 from allmlp.checkpoint import FOLDER as CHECKPOINTS
 from allmlp.errors import UserError
-from allmlp.log import METRICS, format_duration, format_value
+from allmlp.log import METRICS, format_duration, format_value, read_metrics
 from allmlp.record import read_record
 from allmlp.spec import to_dict
 from allmlp.study import records
@@ -242,6 +242,13 @@ class Process:
     @property
     def last_line(self) -> str:
         return (self.lines or [""])[-1].strip()
+
+    @property
+    def start_up(self) -> float:
+        """Seconds until the first record of the training; all so far if there is none."""
+        file = self.folder / METRICS
+        found = read_metrics(file) if file.exists() else []
+        return found[0]["time"] - (time.time() - self.seconds) if found else self.seconds
 
     def clear(self) -> None:
         """Remove log and folder; only records are kept."""
@@ -475,9 +482,18 @@ class Runner:
             shutil.rmtree(target / CHECKPOINTS, ignore_errors=True)
 
     def give_up(self, active: Process) -> None:
-        """Stop a run at the end of a portion; one that had the whole portion will never fit and counts as failed."""
+        """Stop a run at the end of a portion; one that had the whole portion will never fit and counts as failed.
+
+        If most of the portion was the start of the run, the portions are too short for any run, and none has failed.
+        """
         self.stop(active)
-        if active.seconds > 0.9 * 60 * (self.minutes or 0):
+        portion = 60 * (self.minutes or 0)
+        if active.seconds > 0.9 * portion and active.start_up > 0.5 * portion:
+            took = format_duration(min(active.start_up, active.seconds))
+            text = f"the start of a run takes {took} or more: use a --minutes several times as long"
+            self.unstarted[active.trial.row] = text
+            self.say(f"{active.trial.label}: stopped at the end of the portion")
+        elif active.seconds > 0.9 * portion:
             self.fail(active, {}, f"takes longer than a portion of {self.minutes:g} minutes")
         else:
             self.say(f"{active.trial.label}: stopped at the end of the portion, it will be repeated")
