@@ -131,13 +131,17 @@ def test_tables_of_images(model: Path, tmp_path: Path) -> None:
     assert found.metrics["loss"] == pytest.approx(by_hand(model, files, ["cat", "ship"])["loss"])
 
 
-def test_unreadable_images_are_named_and_do_not_count(model: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_named_and_do_not_count(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = photos(tmp_path / "photos", ("cat", "dog"), each=10)
     good = evaluate_model(str(model), str(folder), device="cpu")
     (folder / "cat" / "4a.png").write_bytes(b"no image")
-    found = evaluate_model(str(model), str(folder), device="cpu", batch_size=4)
+    with caplog.at_level("WARNING"):
+        found = evaluate_model(str(model), str(folder), device="cpu", batch_size=4)
     assert found.metrics == pytest.approx(good.metrics) and found.examples == 20
     assert len(found.skipped) == 1 and "4a.png: not an image" in found.skipped[0]
+    assert not caplog.records, "the same line twice"
 
 
 def test_images_found_corrupt_meanwhile(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

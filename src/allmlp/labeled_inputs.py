@@ -66,6 +66,8 @@ def image_inputs(data: Data, place: str, predictor: ImagePredictor) -> LabeledIn
         if not isinstance(dataset, ImageDataset):
             raise UserError(f"{predictor.name} reads images, but {place} holds none")
         title, split, class_names = f"the test split of {place}", dataset.test, dataset.class_names
+    if isinstance(split, EncodedImages):
+        split.warns = False  # they are listed at the end
 
     def read(indices: range) -> Tensor:
         images = split.fetch(torch.tensor(indices)).images
