@@ -39,6 +39,7 @@ from allmlp.data.splits import (
     similar_class_note,
     single_example_note,
     split_by_group,
+    untested_note,
 )
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table, test_names
 from allmlp.data.text_files import find_files, open_text
@@ -222,6 +223,7 @@ class LabeledText(TextData):
         notes += single_example_note(labels)
         found = split_by_group(labels, text_groups(train), names, *fractions, self.split_seed)
         notes.append(found.note(self.split_seed))
+        notes += [] if test else untested_note(labels, {labels[index] for index in found.test})
         made = [[train[index] for index in indices] for indices in found]
         return made[0], made[1] or validation, made[2] or test
 
