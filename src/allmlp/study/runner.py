@@ -21,7 +21,7 @@ from typing import IO
 from allmlp.best import MINIMIZED
 from allmlp.checkpoint import FOLDER as CHECKPOINTS
 from allmlp.errors import UserError
-from allmlp.log import METRICS, format_duration, format_value, read_metrics
+from allmlp.log import METRICS, format_duration, format_value
 from allmlp.record import read_record
 from allmlp.spec import to_dict
 from allmlp.study import records
@@ -29,6 +29,7 @@ from allmlp.study.definition import PARENT, Key, Overrides, Study, Trial, parent
 from allmlp.study.mps import multi_process_service
 from allmlp.study.process import lifeline, terminations
 from allmlp.study.records import Record
+from allmlp.study.running import Process
 
 RUNNING = ".running"
 """Folder of the runs in progress, removed at the end. Not "runs", where `allmlp train` puts those of the user."""
@@ -217,43 +218,6 @@ def portions(durations: list[float], portion: float, jobs: int) -> int:
 
 
 # --- processes ----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Process:
-    """A running trial."""
-
-    trial: Trial
-    folder: Path
-    log: Path
-    process: subprocess.Popen[bytes]
-    began: float
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-    @property
-    def lines(self) -> list[str]:
-        """Output of the run so far."""
-        text = self.log.read_text(encoding="utf8", errors="replace")
-        return [line.rstrip() for line in text.splitlines() if line.strip()]
-
-    @property
-    def last_line(self) -> str:
-        return (self.lines or [""])[-1].strip()
-
-    @property
-    def start_up(self) -> float:
-        """Seconds until the first record of the training; all so far if there is none."""
-        file = self.folder / METRICS
-        found = read_metrics(file) if file.exists() else []
-        return found[0]["time"] - (time.time() - self.seconds) if found else self.seconds
-
-    def clear(self) -> None:
-        """Remove log and folder; only records are kept."""
-        self.log.unlink(missing_ok=True)
-        shutil.rmtree(self.log.with_suffix(""), ignore_errors=True)
 
 
 @dataclass
