@@ -23,9 +23,10 @@ from allmlp.data.corpus import Corpus
 from allmlp.data.detect import detect_data
 from allmlp.data.digits import Digits
 from allmlp.data.docstrings import Docstrings
+from allmlp.data.image_table import ImageTable
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
-from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, write_preprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing, read_preprocessing, write_preprocessing
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.evaluation import ClassResult, Evaluation, classifier_outputs, evaluate_model
 from allmlp.labeled_inputs import fit, image_inputs
@@ -36,7 +37,7 @@ from allmlp.plan.scaling import Point, fit_points
 from allmlp.prediction import ImagePredictor, open_predictor
 from allmlp.resolve import resolve
 from allmlp.run import Budget, Run
-from allmlp.spec import to_dict
+from allmlp.spec import from_json, to_dict
 from allmlp.tasks.causal_lm import CausalLM
 from allmlp.tasks.classify import Classify
 from allmlp.tasks.classify_text import ClassifyText
@@ -130,13 +131,17 @@ def test_tables_of_images(model: Path, tmp_path: Path) -> None:
     assert found.metrics["loss"] == pytest.approx(by_hand(model, files, ["cat", "ship"])["loss"])
 
 
-def test_unreadable_images_are_named_and_do_not_count(model: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_named_and_do_not_count(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = photos(tmp_path / "photos", ("cat", "dog"), each=10)
     good = evaluate_model(str(model), str(folder), device="cpu")
     (folder / "cat" / "4a.png").write_bytes(b"no image")
-    found = evaluate_model(str(model), str(folder), device="cpu", batch_size=4)
+    with caplog.at_level("WARNING"):
+        found = evaluate_model(str(model), str(folder), device="cpu", batch_size=4)
     assert found.metrics == pytest.approx(good.metrics) and found.examples == 20
     assert len(found.skipped) == 1 and "4a.png: not an image" in found.skipped[0]
+    assert not caplog.records, "the same line twice"
 
 
 def test_images_found_corrupt_meanwhile(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +356,51 @@ def test_texts_are_those_of_the_columns_in_training(tmp_path: Path) -> None:
     write_preprocessing(folder, TextPreprocessing("classes", 24, CLASSES, text_columns=("title", "body")))
     pairs = evaluate_model(str(folder), str(table), device="cpu")
     assert pairs.metrics["loss"] not in (found.metrics["loss"], other.metrics["loss"])
+
+
+def test_labels_are_those_of_the_column_in_training(tmp_path: Path) -> None:
+    """The column was guessed anew, and --set had to name it again."""
+    pytest.importorskip("tokenizers")
+    folder, table = text_folder(tmp_path / "model", "classes"), tmp_path / "texts.csv"
+    rows = [f"the {word} sat,{word},{CLASSES[number % 3]}" for number, word in enumerate(("cat", "dog", "mat") * 4)]
+    table.write_text("\n".join(["body,word,animal", *rows]), encoding="utf8")
+    known = TextPreprocessing("classes", 24, CLASSES, text_columns=("body",))
+    write_preprocessing(folder, known)
+    with pytest.raises(allmlp.UserError, match="could be the label"):
+        evaluate_model(str(folder), str(table), device="cpu")
+    write_preprocessing(folder, known.replace(label_column="animal"))
+    assert evaluate_model(str(folder), str(table), device="cpu").examples == 12
+
+
+def test_image_tables_are_read_by_the_columns_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """predict read the images of another column, and eval asked for the label."""
+    photos(tmp_path / "shown", CLASSES)
+    photos(tmp_path / "wanted", CLASSES, first=50)
+    rows = [
+        f"shown/{name}/{n}.png,wanted/{name}/{n}.png,{name},{('day', 'night')[n % 2]}"
+        for name in CLASSES
+        for n in range(4)
+    ]
+    table, folder = tmp_path / "t.csv", image_folder(tmp_path / "model")
+    table.write_text("\n".join(["before,after,animal,time", *rows]), encoding="utf8")
+    files = [str(tmp_path / "wanted" / name / f"{n}.png") for name in CLASSES for n in range(4)]
+    data = ImageTable(str(table), img_size=(8, 8), image_column="after", label_column="animal")
+    known = from_json(data.load().files()["preprocessing.json"])
+    assert (known.image_column, known.label_column) == ("after", "animal")
+    old = read_preprocessing(folder)
+    with pytest.raises(allmlp.UserError, match="could be the label"):
+        evaluate_model(str(folder), str(table), device="cpu")
+    write_preprocessing(folder, old.replace(image_column="after", label_column="animal"))
+    found = evaluate_model(str(folder), str(table), device="cpu")
+    labels = [name for name in CLASSES for _ in range(4)]
+    assert found.metrics["loss"] == pytest.approx(by_hand(folder, [Path(file) for file in files], labels)["loss"])
+    assert not found.notes
+    assert allmlp.predict(folder, table, device="cpu") == allmlp.predict(folder, files, device="cpu")
+    code, out, _ = run_command(capsys, "predict", folder, table, "--device", "cpu", "--out", tmp_path / "out.csv")
+    assert code == 0 and "after" not in out and files[0] in (tmp_path / "out.csv").read_text(encoding="utf8")
+    table.write_text("\n".join(["before,later,label", *(row.rsplit(",", 1)[0] for row in rows)]), encoding="utf8")
+    other = evaluate_model(str(folder), str(table), device="cpu")
+    assert other.metrics["loss"] != found.metrics["loss"] and "image_column=before" in other.notes[0], "not those"
 
 
 def test_texts_as_short_as_labels(tmp_path: Path) -> None:

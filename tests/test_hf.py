@@ -290,10 +290,11 @@ def test_padding_is_not_read(saved: dict[str, Path]) -> None:
 def test_how_texts_are_read_is_kept(folders: dict[str, Path], tmp_path: Path) -> None:
     place = shutil.copytree(folders["classes"], tmp_path / "classes")
     known = json.loads((place / "preprocessing.json").read_text())
-    (place / "preprocessing.json").write_text(json.dumps(known | {"whole_files": True, "text_columns": ["a", "b"]}))
+    changed = known | {"whole_files": True, "text_columns": ["a", "b"], "label_column": "c"}
+    (place / "preprocessing.json").write_text(json.dumps(changed))
     allmlp.hf.wrap(place).save_pretrained(tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "preprocessing.json").read_text())
-    assert saved["whole_files"] and saved["text_columns"] == ["a", "b"]
+    assert saved["whole_files"] and (saved["text_columns"], saved["label_column"]) == (["a", "b"], "c")
 
 
 def test_classes_keep_their_names_if_their_number_does(folders: dict[str, Path]) -> None:

@@ -140,6 +140,41 @@ def test_plain_options_change_recipes_too(here: Path) -> None:
         only("imagenette_mixer", overrides={"data.img_size": "64"})
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("budget.epohs", "3", "unknown Budget field 'epohs'; did you mean 'epochs'"),
+        ("optim.lr", "fast", "optim.lr must be a number"),
+        ("optim", "adam", "did you mean 'AdamW'"),
+        ("batchsize", "3", "did you mean 'batch_size'"),
+        ("optm.lr", "3", "unknown Run field 'optm'"),
+    ],
+)
+def test_mistakes_are_found_before_models_are_compared(
+    field: str, value: str, reason: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(*args: object, **options: object) -> None:
+        raise AssertionError("models are compared")
+
+    monkeypatch.setattr("allmlp.resolve.choose_run", compare)
+    images(here / "photos")
+    with pytest.raises(allmlp.UserError, match=reason):
+        resolve("photos", overrides={field: value}, device="cpu")
+    for name, given in (("head_init.penalty", "1"), ("batch_growth.start", "500"), ("task.no", "1")):
+        with pytest.raises(AssertionError, match="models are compared"):
+            resolve("photos", overrides={name: given}, device="cpu")
+
+
+def test_fields_of_a_model_that_is_a_start(here: Path) -> None:
+    options = TrainOptions(model="allmlp:cifar10")
+    with pytest.raises(
+        allmlp.UserError, match=r"model\.depth: the run starts from allmlp:cifar10, as it is; --model NA"
+    ):
+        only("imagenette_mixer", options=options, overrides={"model.depth": "2"})
+    with pytest.raises(allmlp.UserError, match=r"data\.img_size 33x33 is not the model's 32x32: --size sets both"):
+        only("imagenette_mixer", options=options, overrides={"data.img_size": "33"})
+
+
 @pytest.mark.slow
 def test_data_have_a_folder_of_their_own(here: Path) -> None:
     images(here / "my photos.v2")

@@ -170,12 +170,25 @@ def test_a_portion_is_filled_from_the_longest_run_on(fake: Path, tmp_path: Path)
 
 def test_a_run_longer_than_a_portion(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "GRACE", 0.0)
-    monkeypatch.setenv("FAKE", "time.sleep(60)")
+    first = {"kind": "train", "step": 1}
+    monkeypatch.setenv("FAKE", f'write("metrics.jsonl", {first} | {{"time": time.time()}}); time.sleep(60)')
     study = small(rows={"mixer": Row("digits_mixer")}, reference="", seeds=1)
     began = time.monotonic()
     _, said = work(study, tmp_path / "out", minutes=0.02)
     assert time.monotonic() - began < 20 and "longer than a portion of 0.02" in read(tmp_path / "out")[0]["failed"]
     assert "failed" in said[-1]
+
+
+def test_a_portion_shorter_than_start_up(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs were recorded as failed, and were not repeated in longer portions."""
+    monkeypatch.setattr(runner, "GRACE", 0.0)
+    monkeypatch.setenv("FAKE", "time.sleep(60)")
+    study = small(rows={"mixer": Row("digits_mixer")}, reference="", seeds=1)
+    with pytest.raises(UserError, match=r"mixer: the start of a run takes 0:0\d or more: use a --min"):
+        work(study, tmp_path / "out", minutes=0.02)
+    assert not read(tmp_path / "out")
+    monkeypatch.setenv("FAKE", "")
+    assert not work(study, tmp_path / "out", minutes=1)[0].ready
 
 
 def test_seconds_are_compared_one_run_at_a_time(tmp_path: Path) -> None:
@@ -794,7 +807,8 @@ def test_command(
     assert code == 0 and out == "study digits_mixer: 0 of 4 runs done, 4 left\n" and not err
     timed = ("--set", "budget.minutes=5", "--minutes", "1", "--val-size", "90")
     code, out, err = run_command(capsys, *sweeping, *timed)
-    assert code == 0 and "4 left, about 24:00 in 4 portions of 1 minute; continue with: allmlp" in out and not err
+    assert code == 0 and not err
+    assert out.endswith("24:00; a run takes up to 6:00, longer than a portion: use --minutes 7 or more\n")
     code, out, err = run_command(capsys, *sweeping, "--val-size", "90")
     assert code == 0 and out.splitlines()[-1] == "study digits_mixer: complete, 4 runs" and err.count("started") == 4
     assert all(c["data.path"] == "x" for c in calls(fake)) and "50.50" in out and "50.50 ±" not in out

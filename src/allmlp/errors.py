@@ -217,4 +217,5 @@ def printable(text: object) -> str:
 
 def plural(count: float, one: str, many: str = "", form: str = ",") -> str:
     """Count and noun: 1 run, 2,000 runs; 0.5 minutes with form="g"."""
-    return f"{count:{form}} {one if count == 1 else many or f'{one}s'}"
+    number = f"{count:{form}}"
+    return f"{number} {one if number == '1' else many or f'{one}s'}"

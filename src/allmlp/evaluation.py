@@ -281,7 +281,7 @@ def run_outputs(
 def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: str | None, setup: Setup) -> Evaluation:
     data = override_all(detect_for(predictor, place), setup.data_fields)
     if isinstance(predictor, TextPredictor):
-        inputs = text_inputs(data, place, predictor.preprocessing.text_columns)
+        inputs = text_inputs(data, place, predictor.preprocessing)
     else:
         inputs = image_inputs(data, place, predictor)
     num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]

@@ -21,6 +21,10 @@ BATCH_SIZE = 64
 MAX_ITERATIONS = 100
 HELD_OUT = 0.2
 """Fraction of the training examples for choosing the L2 penalty if the data have no validation split."""
+LEAST_STD = 0.01
+"""Minimum spread of a feature, relative to the median one. An almost constant feature would get weights so large that
+rounding, as in int8 or bfloat16, decides the class.
+"""
 FOLDS = 5
 """Folds of cross-validation."""
 
@@ -30,8 +34,8 @@ class HeadInit(Spec):
 
         minimize  mean_i w_i CE(W z_i + b, y_i) + l2 / 2 ||W||^2,   z = (f - mean) / std over the training examples
 
-    w are the class weights of the task. The penalty with the smallest loss on the validation split is used. The
-    standardization is folded into W and b, so that the model is unchanged.
+    w are the class weights of the task; a std is at least 0.01 of the median one. The penalty with the smallest loss on
+    the validation split is used. The standardization is folded into W and b, so that the model is unchanged.
     """
 
     l2: tuple[NonNegative, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -175,7 +179,8 @@ def cross_validated_accuracy(
 
 def fit_linear(train: Features, held_out: Features, penalties: tuple[float, ...], class_weights: Tensor) -> LinearProbe:
     """Multinomial logistic regression by L-BFGS for each penalty, largest first, starting from the last fit."""
-    mean, std = train.values.double().mean(0), train.values.double().std(0, correction=0).clamp(min=1e-6)
+    mean, std = train.values.double().mean(0), train.values.double().std(0, correction=0)
+    std = std.clamp(min=max(LEAST_STD * std.median().item(), 1e-6))
     inputs, tests = ((part.values.double() - mean) / std for part in (train, held_out))
     weights = class_weights[train.labels]
     weight = torch.zeros(len(class_weights), inputs.shape[1], dtype=torch.float64, requires_grad=True)

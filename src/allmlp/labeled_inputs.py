@@ -15,8 +15,9 @@ from allmlp.data.dataset import Data, ImageDataset, labels_of
 from allmlp.data.encoded_images import EncodedImages
 from allmlp.data.image_files import ImageFiles, LabeledFile
 from allmlp.data.image_folder import ImageFolder, folders, only_folder, split_folders, used_folders
-from allmlp.data.image_table import ImageTable
+from allmlp.data.image_table import ImageColumns, ImageTable, ImageTableReader
 from allmlp.data.labeled_text import LabeledText, LabeledTextReader
+from allmlp.data.preprocessing import TextPreprocessing
 from allmlp.data.shards import Shards, by_name, find, read_class_names
 from allmlp.errors import UserError
 from allmlp.files import expand_user
@@ -40,9 +41,11 @@ class LabeledInputs(NamedTuple):
 
 def image_inputs(data: Data, place: str, predictor: ImagePredictor) -> LabeledInputs:
     """The test split of image data, or all images of data without splits, preprocessed for the model."""
-    decode = predictor.decoding.replace(on_corrupt="skip")
+    decode, notes = predictor.decoding.replace(on_corrupt="skip"), list[str]()
     if isinstance(data, ImageFolder | ImageTable):
-        title, root, files, class_names = folder_images(data) if isinstance(data, ImageFolder) else table_images(data)
+        known = ImageColumns(predictor.preprocessing.image_column, predictor.preprocessing.label_column)
+        found = folder_images(data) if isinstance(data, ImageFolder) else table_images(data, known)
+        title, root, files, class_names, notes = found
         if not files:
             raise UserError(f"{place} has no labeled images: it needs a folder for each class, or a table")
         split = ImageFiles(root, files, predictor.img_size, decode, data.num_workers)
@@ -63,6 +66,8 @@ def image_inputs(data: Data, place: str, predictor: ImagePredictor) -> LabeledIn
         if not isinstance(dataset, ImageDataset):
             raise UserError(f"{predictor.name} reads images, but {place} holds none")
         title, split, class_names = f"the test split of {place}", dataset.test, dataset.class_names
+    if isinstance(split, EncodedImages):
+        split.warns = False  # they are listed at the end
 
     def read(indices: range) -> Tensor:
         images = split.fetch(torch.tensor(indices)).images
@@ -74,7 +79,7 @@ def image_inputs(data: Data, place: str, predictor: ImagePredictor) -> LabeledIn
         known = dict(split.corrupt)  # a copy: threads that read ahead add to it
         return {index: f"{split.name(index)}: {reason}" for index, reason in known.items()}
 
-    return LabeledInputs(title, class_names, labels_of(split), read, corrupt)
+    return LabeledInputs(title, class_names, labels_of(split), read, corrupt, tuple(notes))
 
 
 class LabeledFiles(NamedTuple):
@@ -82,6 +87,7 @@ class LabeledFiles(NamedTuple):
     root: Path
     files: list[LabeledFile]
     class_names: tuple[str, ...]
+    notes: list[str]
 
 
 def folder_images(data: ImageFolder) -> LabeledFiles:
@@ -90,20 +96,22 @@ def folder_images(data: ImageFolder) -> LabeledFiles:
     while inner := only_folder(root):
         root = inner
     held_out = split_folders(root)
-    test = held_out.get("test") or held_out.get("validation") or root
-    classes, files = used_folders(test, folders(test), [])
-    return LabeledFiles(data.path if test == root else f"the {test.name} folder of {data.path}", test, files, classes)
+    test, notes = held_out.get("test") or held_out.get("validation") or root, list[str]()
+    classes, files = used_folders(test, folders(test), notes)
+    title = data.path if test == root else f"the {test.name} folder of {data.path}"
+    return LabeledFiles(title, test, files, classes, notes)
 
 
-def table_images(data: ImageTable) -> LabeledFiles:
+def table_images(data: ImageTable, trained_on: ImageColumns) -> LabeledFiles:
     """The images of the test table, else of the rows of the test split, else all."""
-    rows, title = list(data.read(data.test or data.path, [])), data.test or data.path
+    reader, title = ImageTableReader(data, trained_on), data.test or data.path
+    rows = list(reader.read(title))
     last = "" if data.test else split_for_testing({row[2] for row in rows})
     if last:
         rows, title = [row for row in rows if row[2] == last], f"the test split of {title}"
     classes = tuple(sorted({label for _, label, _ in rows}, key=label_order))
     files = [LabeledFile(file, classes.index(label)) for file, label, _ in rows]
-    return LabeledFiles(title, data.root(), files, classes)
+    return LabeledFiles(title, data.root(), files, classes, reader.notes)
 
 
 def fit(images: Tensor, size: tuple[int, int], crop_pct: float, channels: int) -> Tensor:
@@ -120,7 +128,7 @@ def fit(images: Tensor, size: tuple[int, int], crop_pct: float, channels: int) -
     return images if images.shape[1] == 1 else images.float().mean(1, keepdim=True).round().byte()
 
 
-def text_inputs(data: Data, place: str, trained_on: tuple[str, ...]) -> LabeledInputs:
+def text_inputs(data: Data, place: str, trained_on: TextPreprocessing) -> LabeledInputs:
     """The test split of labeled texts, or all texts of data without splits; tables are read by the columns that the
     model was `trained_on` if they have them.
     """
@@ -129,7 +137,7 @@ def text_inputs(data: Data, place: str, trained_on: tuple[str, ...]) -> LabeledI
             f"the model classifies texts, but {place} is neither a table of texts with labels nor a folder of text "
             "files per class"
         )
-    reader, title = LabeledTextReader(data, trained_on), place
+    reader, title = LabeledTextReader(data, trained_on.text_columns, trained_on.label_column), place
     rows = reader.read(data.test or data.path)
     last = "" if data.test else split_for_testing({row.split for row in rows})
     if data.test or last:

@@ -29,6 +29,7 @@ from allmlp.plugins import import_file
 from allmlp.record import read_run
 from allmlp.run import Budget, Run
 from allmlp.spec import hints, override, override_all
+from allmlp.tasks.classify import Classify
 from allmlp.weights.folder import CONFIG
 from allmlp.weights.start import open_start
 
@@ -36,6 +37,8 @@ RECIPE_PREFIX = "recipe:"
 RUNS = Path("runs")
 NO_HEAD_INIT: dict[str, Any] = {"head_init": None, "start_margin": 0.0}
 """For another task than the chosen one, whose head would be fitted."""
+CHOSEN = ("model", "task", "data", "schedule", "batch_growth")
+"""Fields whose values may be right only with others that depend on the data."""
 
 
 class Resolved(NamedTuple):
@@ -98,8 +101,13 @@ def resolve(
     series = is_table(source) and not fields.keys().isdisjoint(("horizon", "time_column", "id_columns"))
     texts = path.is_file() and is_table(source) and "text_column" in fields  # which may be as short as labels
     data = SeriesTable(source) if series else LabeledText(source) if texts else detect_data(source)
-    choice = choose_run(override_all(data, fields), device=device, overrides=overrides, **options._asdict())
-    run = override_all(choice.run, overrides)
+    data = override_all(data, fields)
+    # Mistakes in these are found before models are compared, which takes longer.
+    override_all(
+        Run(model=None, task=Classify(), data=data), {name: overrides[name] for name in filter(is_plain, overrides)}
+    )
+    choice = choose_run(data, device=device, overrides=overrides, **options._asdict())
+    run = change(choice.run, overrides)
     changes = {*overrides, *(field.partition(".")[0] for field in overrides if field.startswith(("task.", "budget.")))}
     if type(run.task) is not type(choice.run.task):
         run = run.replace(**{field: value for field, value in NO_HEAD_INIT.items() if field not in overrides})
@@ -116,10 +124,25 @@ def changed(
 ) -> dict[str, Resolved]:
     found = {}
     for name, run in runs.items():
-        made = override_all(with_options(run, options), overrides)
+        made = change(with_options(run, options), overrides)
         check_sizes(made, overrides)
         found[name] = Resolved(made, RUNS / name if out is None else out / name.partition("/")[2], [])
     return found
+
+
+def is_plain(name: str) -> bool:
+    """Whether an override is right or wrong for all data."""
+    field, dot, _ = name.partition(".")
+    return field not in CHOSEN and (not dot or field in ("optim", "budget") or field not in hints(Run))
+
+
+def change(run: Run, overrides: Mapping[str, Any]) -> Run:
+    """The run with overrides; those of a model that it does not have are refused."""
+    field = next((name for name in overrides if name.startswith("model.")), "")
+    if field and run.model is None and "model" not in overrides:
+        start = f"the run starts from {run.init_from}, as it is" if run.init_from else "the run has no model"
+        raise UserError(f"{field}: {start}; --model NAME of `allmlp list` trains one from random weights")
+    return override_all(run, overrides)
 
 
 def with_options(run: Run, options: TrainOptions) -> Run:
@@ -154,9 +177,11 @@ def with_size(run: Run, size: tuple[int, int] | None) -> Run:
 
 def check_sizes(run: Run, overrides: Mapping[str, Any]) -> None:
     """Raise UserError if the images are set to another size than the model's: they would be resized twice."""
-    own = run.model.input_size if run.model is not None else None
     given = getattr(run.data, "img_size", None)
-    if "data.img_size" in overrides and own is not None and given != own:
+    if "data.img_size" not in overrides or (run.model is None and run.init_from is None):
+        return
+    own = (run.model or open_start(str(run.init_from)).model.spec).input_size
+    if own is not None and given != own:
         raise UserError(f"data.img_size {show(given)} is not the model's {show(own)}: --size sets both")
 
 

@@ -228,6 +228,7 @@ def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
         ({"README.md": "x", "x.bin": b"\0"}, "D", "D has no known data"),
         ({}, "nowhere", "there is no file or folder nowhere"),
         ({"x.png": ""}, "D/x.png", "is an image: training needs a folder with one folder of images per class"),
+        (images("cat", "dog"), "D/cat,D/dog", "is 8 images: training needs a folder"),
         ({"x.bin": b"a\0"}, "D/x.bin", "is not text"),
         ({"x.json": SQUAD, "y.json": SQUAD}, "D", "needs files of questions for training and testing"),
         ({"a.csv": REVIEWS, "b.csv": REVIEWS}, "D", r"has 2 tables, such as a\.csv, b\.csv: name one, or several as"),

@@ -185,6 +185,14 @@ def test_a_class_with_one_image(tmp_path: Path) -> None:
     assert "1 class has one example: c" in data.notes and "c/0.png" in names(data)[0]
 
 
+def test_a_class_without_test_images_is_named(tmp_path: Path) -> None:
+    """Of 40 images and 3, the test split had the first class alone, and an accuracy of 100 %."""
+    folder(tmp_path, [*(f"a/{n}.png" for n in range(40)), *(f"b/{n}.png" for n in range(3))])
+    data = read(tmp_path)
+    assert labels_of(data.test).unique().tolist() == [0]
+    assert "1 class has too few examples for the test split: b" in data.notes
+
+
 # --- tables ---------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,7 @@ def test_pairs_and_several_test_files(tmp_path: Path) -> None:
     assert data.tokenizer.decode(second.tolist()) == "it is wet" and second[-1] == data.tokenizer.sep_token_id
     known = from_json(data.files()["preprocessing.json"])
     assert known.text_columns == ("sentence1", "sentence2")  # type: ignore[attr-defined]
+    assert known.label_column == "gold_label"  # type: ignore[attr-defined]
 
 
 def test_validation_file(tmp_path: Path) -> None:

@@ -6,7 +6,11 @@ import io
 import json
 import os
 import tarfile
+import threading
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
@@ -315,6 +319,25 @@ def test_remote(remote: str, cache: Path, scans: list[str]) -> None:
     path = remote.removeprefix("memory:/") + "/train-1.tar"
     fsspec.filesystem("memory").pipe_file(path, tar(members(10, 2)))
     assert len(read(remote).train) == 6 and len(scans) == 1
+
+
+def test_indexes_are_parsed_one_at_a_time(tmp_path: Path, scans: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """np.load in two threads failed at times (AST constructor recursion depth mismatch), and the shard was scanned."""
+    folder, load, busy = write(tmp_path / "data"), shards.np.load, threading.Lock()
+    read(folder)
+    scans.clear()
+
+    @contextmanager
+    def alone(*args: object, **options: object) -> Iterator[object]:
+        with load(*args, **options) as stored:  # type: ignore[arg-type]
+            assert busy.acquire(blocking=False), "another thread is in np.load"
+            time.sleep(0.05)
+            yield stored
+            busy.release()
+
+    monkeypatch.setattr(shards.np, "load", alone)
+    read(folder, num_workers=2)
+    assert scans == []
 
 
 def test_remote_mistakes(remote: str) -> None:

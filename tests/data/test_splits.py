@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allmlp.data.splits import SplitIndices, group_by_keys, overlap_notes, single_example_note, split_by_group
+from allmlp.data.splits import (
+    SplitIndices,
+    group_by_keys,
+    overlap_notes,
+    single_example_note,
+    split_by_group,
+    untested_note,
+)
 from allmlp.errors import UserError
 
 
@@ -45,6 +52,8 @@ def test_a_class_with_one_example_is_for_training() -> None:
     labels = [0] * 20 + [1]
     for seed in range(20):
         assert 20 in split(labels, seed=seed).train
+    assert untested_note(["a", "a", "b", "c", "c"], ["a"]) == ["1 class has too few examples for the test split: c"]
+    assert not untested_note(["a", "a", "b"], ["a"]), "the other note says so"
     assert single_example_note(["a", "a", "b", "c", "d", "e"]) == ["4 classes have one example: b, c, d and 1 more"]
 
 

@@ -235,10 +235,10 @@ def test_columns_by_content_and_by_name(tmp_path: Path) -> None:
         names(file, reads="texts", columns=Columns("wass"))
     with pytest.raises(UserError, match=r"none of nr, was, wie names image files: set --column"):
         names(file)
-    assert names(file, reads="texts", text_columns=("wie",))[:2] == ["weniger", "gut"], "as in training"
-    assert sources(file, text_columns=("wie", "was"))[0] == ("weniger", "the cat sat on mat 0")
-    assert sources(file, text_columns=("wie", "was"), columns=Columns("was"))[0] == ("the cat sat on mat 0", "")
-    assert names(file, reads="texts", text_columns=("wie", "wo")) == [row["was"] for row in rows], "not in this table"
+    assert names(file, reads="texts", trained_on=("wie",))[:2] == ["weniger", "gut"], "as in training"
+    assert sources(file, trained_on=("wie", "was"))[0] == ("weniger", "the cat sat on mat 0")
+    assert sources(file, trained_on=("wie", "was"), columns=Columns("was"))[0] == ("the cat sat on mat 0", "")
+    assert names(file, reads="texts", trained_on=("wie", "wo")) == [row["was"] for row in rows], "not in this table"
 
 
 # --- from Python --------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from allmlp.accuracy import wilson_interval
 from allmlp.data.corpus import TokenBatch
 from allmlp.data.dataset import InMemory
 from allmlp.data.labeled_text import LabeledTextBatch
+from allmlp.errors import plural
 from allmlp.optim import Muon
 from allmlp.run import Budget
 from train.runs import Blobs, small
@@ -40,6 +41,7 @@ def test_a_run_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[
     header, rest = lines[:7], "\n".join(lines[7:])
     assert [line.split()[0] for line in header] == ["model", "start", "data", "training", "device", "folder", "note"]
     assert f"ResMLP 2 x 16, {parameters:,} parameters, 8x8 image" in header[0] and "random weights, seed 0" in header[1]
+    assert plural(1.002, "epoch", form=".3g") == "1 epoch" and plural(1.02, "epoch", form=".3g") == "1.02 epochs"
     assert "48 train, 16 test" in header[2] and "12 steps (6 epochs), batches of 24" in header[3]
     assert header[4].startswith("device    CPU") and header[5].endswith(str(tmp_path / "run"))
     assert header[6] == "note      3 files are no images"

@@ -106,6 +106,8 @@ def plan(
     if len(targets) > 1 or by is not None or at is not None:
         raise UserError("plan estimates one model or recipe; several runs, --by and --at need --from")
     (target,) = targets
+    check_options(samples=samples, epochs=epochs, gpus=gpus, gpu=gpu, batch_size=batch_size, sharding=sharding, mfu=mfu)
+    check_options(grad_accum_steps=grad_accum_steps, sample_bytes=sample_bytes)
     from allmlp.plan.estimate import estimate
     from allmlp.plan.jobs import job
 
@@ -146,6 +148,16 @@ def plan(
     else:
         print_estimate(found)
         next_command("show", target)
+
+
+def check_options(**fields: object) -> None:
+    """Check fields of the job by the names of their options. The other options are in other units than their fields."""
+    from allmlp.plan.estimate import Job
+    from allmlp.spec import conform, hints
+
+    for name, value in fields.items():
+        if value is not None:
+            conform(value, hints(Job)[name], f"--{name.replace('_', '-')}")
 
 
 def refuse(reason: str, options: Mapping[str, object]) -> None:

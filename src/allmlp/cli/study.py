@@ -184,7 +184,7 @@ def report(now: Progress, runner: Runner) -> None:
     """Tables, figure, and one last line that says what is left."""
     from allmlp.log import format_duration
     from allmlp.study.figure import draw
-    from allmlp.study.runner import expected_seconds, portions
+    from allmlp.study.runner import portions
     from allmlp.study.summary import at_the_edge, summarize, write
 
     summary = summarize(now)
@@ -215,10 +215,15 @@ def report(now: Progress, runner: Runner) -> None:
         print(f"{text}, none in the rows of --rows")
         return
     text += f", {len(wanted)} in the rows of --rows" if len(wanted) < len(left) else ""
-    durations = [(runner.jobs_for(trial), expected_seconds(trial, now.records)) for trial in wanted]
+    durations = [(runner.jobs_for(trial), runner.expected_seconds(trial, now)) for trial in wanted]
     known = [(jobs, duration) for jobs, duration in durations if duration is not None]
     if len(known) == len(durations):
         text += f", about {format_duration(sum(duration / jobs for jobs, duration in known))}"
+        longest = max(duration for _, duration in known)
+        if runner.minutes and longest > 60 * runner.minutes:
+            reason = f"a run takes up to {format_duration(longest)}, longer than a portion"
+            print(f"{text}; {reason}: use --minutes {int(longest / 60) + 1} or more")
+            return
         if runner.minutes:
             alike = {jobs: [duration for others, duration in known if others == jobs] for jobs, _ in known}
             count = sum(portions(found, 60 * runner.minutes, jobs) for jobs, found in alike.items())

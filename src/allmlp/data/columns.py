@@ -102,14 +102,23 @@ def sample_columns(table: Table) -> list[ColumnSample]:
 
 
 def named_column(
-    columns: Sequence[str], wanted: str, known: Iterable[str], file: str, taken: Sequence[str | None] = ()
+    columns: Sequence[str],
+    wanted: str,
+    known: Iterable[str],
+    file: str,
+    taken: Sequence[str | None] = (),
+    trained_on: str = "",
 ) -> str | None:
-    """The column `wanted`, else the first of the `known` names, ignoring case, that is not taken; or None."""
+    """The column `wanted`, else that of the training data, else the first of the `known` names, ignoring case, that is
+    not taken; or None.
+    """
     if wanted:
         if wanted not in columns:
             hint = did_you_mean(wanted, columns) or f", only {', '.join(columns)}"
             raise UserError(f"{file} has no column {wanted!r}{hint}")
         return wanted
+    if trained_on in columns and trained_on not in taken:
+        return trained_on
     folded = {name.casefold().replace(" ", "_"): name for name in reversed(columns) if name not in taken}
     return next((folded[name] for name in known if name in folded), None)
 

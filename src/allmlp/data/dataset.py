@@ -172,10 +172,14 @@ class ImageDataset(Dataset):
     """Standard deviation of the pixels divided by 255, per channel."""
     crop_pct: float = 1.0
     """Center crop for evaluation, as a fraction of the short side."""
+    image_column: str = field(default="", kw_only=True)
+    label_column: str = field(default="", kw_only=True)
+    """The columns of the table that lists the images, if there is one."""
 
     def files(self) -> dict[str, str]:
         task = "classes" if self.class_names else "values"
-        known = ImagePreprocessing(self.mean, self.std, self.class_names, self.crop_pct, task)
+        columns = self.image_column, self.label_column
+        known = ImagePreprocessing(self.mean, self.std, self.class_names, self.crop_pct, task, *columns)
         return {PREPROCESSING_FILE: to_json(known)}
 
 

@@ -110,8 +110,9 @@ def detect_files(files: list[str], place: str) -> Data:
     if name.endswith(".tar"):
         return detect_shards(place, Path(files[0]).parent)
     if is_image_name(name):
+        what = "an image" if len(files) == 1 else f"{len(files):,} images"
         raise UserError(
-            f"{place} is an image: training needs a folder with one folder of images per class, or a table with the "
+            f"{place} is {what}: training needs a folder with one folder of images per class, or a table with the "
             "columns image and label"
         )
     if all(map(has_answers, files)):

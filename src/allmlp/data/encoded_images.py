@@ -39,6 +39,8 @@ class EncodedImages:
 
     is_portable = True
     """Whether `read` works in forked processes."""
+    warns = True
+    """Whether each corrupt image is named in the log; else only `corrupt` lists it."""
 
     def __init__(self, labels: Tensor, img_size: tuple[int, int], decode: Decode, num_workers: int) -> None:
         self.labels, self.img_size, self.decode, self.num_workers = labels, img_size, decode, num_workers
@@ -97,7 +99,9 @@ class EncodedImages:
                         if index not in self.corrupt:  # another thread may have found it meanwhile
                             check_corrupt(self.decode, self.name(index), reason, self.skipped + 1, len(self))
                             self.corrupt[index] = str(reason)
-                            log.warning("skipped %s: %s (%d so far)", printable(self.name(index)), reason, self.skipped)
+                            if self.warns:
+                                name = printable(self.name(index))
+                                log.warning("skipped %s: %s (%d so far)", name, reason, self.skipped)
             index = self.next_index(index)
         raise UserError(f"{self.name(index)} and the images before it are all corrupt: check data.path")
 

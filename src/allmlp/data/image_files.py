@@ -26,6 +26,7 @@ from allmlp.data.splits import (
     similar_class_note,
     single_example_note,
     split_by_group,
+    untested_note,
 )
 from allmlp.errors import UserError, one_line, plural
 from allmlp.files import read_regular
@@ -100,7 +101,9 @@ class ImageFileData(Data, abstract=True):
         if fractions := missing_fractions(self, splits):
             splits |= self.make_splits(splits["train"], contents["train"], fractions, notes)
             if not given:
-                notes += single_example_note([classes[label] for split in splits.values() for _, label in split.files])
+                labels = [classes[label] for split in splits.values() for _, label in split.files]
+                notes += single_example_note(labels)
+                notes += untested_note(labels, {classes[label] for _, label in splits["test"].files})
         images = {
             name: ImageFiles(split.root, split.files, self.img_size, self.decode, self.num_workers)
             for name, split in splits.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from allmlp.data.columns import (
 from allmlp.data.dataset import ImageDataset
 from allmlp.data.image_files import FileSplit, ImageFileData, LabeledFile
 from allmlp.data.splits import listing
-from allmlp.data.tables import read_table
+from allmlp.data.tables import Table, read_table
 from allmlp.data.text_files import find_files
 from allmlp.errors import UserError, did_you_mean, plural
 from allmlp.files import expand_user
@@ -58,16 +59,16 @@ class ImageTable(ImageFileData):
     label_column: str = ""
 
     def load(self) -> ImageDataset:
-        notes: list[str] = []
         parts = {"train": self.path, "validation": self.val, "test": self.test}
-        found = {name: list(self.read(paths, notes)) for name, paths in parts.items() if paths or name == "train"}
+        reader = ImageTableReader(self)
+        found = {name: list(reader.read(paths)) for name, paths in parts.items() if paths or name == "train"}
         if len(found) == 1:
             made = zip(parts, split_rows(found["train"]))
             found = {name: rows for name, rows in made if rows or name == "train"}
         labels = [row.label for row in found["train"]]
         if not labels:
             raise UserError(f"{self.path} has no labeled images")
-        check_classes(labels, self.label_column or "label", self.path)
+        check_classes(labels, reader.columns.label, self.path)
         classes = tuple(sorted(set(labels), key=label_order))
         numbers = {label: number for number, label in enumerate(classes)}
         splits = {}
@@ -77,32 +78,37 @@ class ImageTable(ImageFileData):
                     hint = did_you_mean(row.label, classes)
                     raise UserError(f"unknown label {row.label!r} in the {name} split{hint}")
             splits[name] = FileSplit(self.root(), [LabeledFile(row.file, numbers[row.label]) for row in rows])
-        return self.build(splits, classes, notes)
+        dataset = self.build(splits, classes, reader.notes)
+        return replace(dataset, image_column=reader.columns.image, label_column=reader.columns.label)
 
     def root(self) -> Path:
         return expand_user(self.folder or Path(find_files(self.path)[0]).parent)
 
-    def read(self, paths: str, notes: list[str]) -> Iterator[ImageRow]:
+
+class ImageColumns(NamedTuple):
+    """Names of the columns; empty while unknown."""
+
+    image: str = ""
+    label: str = ""
+
+
+class ImageTableReader:
+    """Reads the rows of tables. Columns that are not given are those of `columns`, of earlier tables or the training
+    data, where a table has them.
+    """
+
+    def __init__(self, spec: ImageTable, columns: ImageColumns = ImageColumns()) -> None:
+        self.spec, self.columns = spec, columns
+        self.notes: list[str] = []
+
+    def read(self, paths: str) -> Iterator[ImageRow]:
         """The rows whose file exists."""
-        root = self.root()
+        root, notes = self.spec.root(), self.notes
         for file in find_files(paths):
-            table, guessed = read_table(file), dict[str, str]()
+            table = read_table(file)
             samples = sample_columns(table)
-            finder = FileFinder(root if self.folder else Path(file).parent)
-            image = named_column(table.columns, self.image_column, IMAGE_COLUMNS, file)
-            if image is None:
-                image = next((sample.name for sample in samples if sample.is_image), None)
-                image = image or stem_column(samples, finder)
-                if image is None:
-                    some = ", ".join(table.columns)
-                    raise UserError(f"{file}: none of {some} holds names of images: set data.image_column")
-                guessed["image_column"] = image
-            label = named_column(table.columns, self.label_column, LABEL_COLUMNS, file)
-            if label is None:
-                label = guess_label([sample for sample in samples if sample.name != image], table)
-                guessed["label_column"] = label
-            if guessed:
-                notes.append(guess_note(guessed))
+            finder = FileFinder(root if self.spec.folder else Path(file).parent)
+            image, label = self.columns = self.find_columns(table, samples, finder)
             split, missing, count = find_split(samples), list[str](), 0
             for row in table:
                 if row[label].strip() in NO_LABEL or not row[image].strip():
@@ -119,6 +125,23 @@ class ImageTable(ImageFileData):
                 )
             if missing:
                 notes.append(f"skipped {plural(len(missing), 'image')} not in {finder.root}: {listing(missing)}")
+
+    def find_columns(self, table: Table, samples: Sequence[ColumnSample], finder: FileFinder) -> ImageColumns:
+        spec, names, file, guessed = self.spec, table.columns, table.file, dict[str, str]()
+        image = named_column(names, spec.image_column, IMAGE_COLUMNS, file, trained_on=self.columns.image)
+        if image is None:
+            image = next((sample.name for sample in samples if sample.is_image), None)
+            image = image or stem_column(samples, finder)
+            if image is None:
+                raise UserError(f"{file}: none of {', '.join(names)} holds names of images: set data.image_column")
+            guessed["image_column"] = image
+        label = named_column(names, spec.label_column, LABEL_COLUMNS, file, (image,), self.columns.label)
+        if label is None:
+            label = guess_label([sample for sample in samples if sample.name != image], table)
+            guessed["label_column"] = label
+        if guessed:
+            self.notes.append(guess_note(guessed))
+        return ImageColumns(image, label)
 
 
 def stem_column(samples: Sequence[ColumnSample], finder: FileFinder) -> str | None:

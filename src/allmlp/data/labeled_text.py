@@ -39,6 +39,7 @@ from allmlp.data.splits import (
     similar_class_note,
     single_example_note,
     split_by_group,
+    untested_note,
 )
 from allmlp.data.tables import SEPARATORS, Table, is_table, read_separated, read_table, test_names
 from allmlp.data.text_files import find_files, open_text
@@ -82,6 +83,7 @@ class LabeledTextDataset(Dataset):
     """Whether every text was a file."""
     text_columns: tuple[str, ...] = ()
     """The column of texts, and that of second ones, if they came from a table."""
+    label_column: str = ""
 
     def split_validation(self, examples: int) -> LabeledTextDataset:
         """Hold out whole groups of the labeled texts, at most `examples` texts, so that no text is in both splits."""
@@ -109,7 +111,8 @@ class LabeledTextDataset(Dataset):
 
     def files(self) -> dict[str, str]:
         known = TextPreprocessing("classes", self.seq_len, self.class_names)
-        return self.tokenizer.files(known.replace(whole_files=self.whole_files, text_columns=self.text_columns))
+        columns = {"text_columns": self.text_columns, "label_column": self.label_column}
+        return self.tokenizer.files(known.replace(whole_files=self.whole_files, **columns))
 
 
 class LabeledText(TextData):
@@ -160,8 +163,10 @@ class LabeledText(TextData):
                 raise UserError(f"{name} has no labeled texts")
         check_classes([row.label for row in train], label_column, self.path, reader.skipped_notes())
         dataset = self.assemble(train, validation, tests, extra, reader.notes())
-        columns = () if reader.whole_files else tuple(filter(None, reader.columns[:2]))
-        return replace(dataset, whole_files=reader.whole_files, text_columns=columns)
+        if reader.whole_files:
+            return replace(dataset, whole_files=True)
+        columns = tuple(filter(None, reader.columns[:2]))
+        return replace(dataset, text_columns=columns, label_column=label_column)
 
     def assemble(
         self,
@@ -218,6 +223,7 @@ class LabeledText(TextData):
         notes += single_example_note(labels)
         found = split_by_group(labels, text_groups(train), names, *fractions, self.split_seed)
         notes.append(found.note(self.split_seed))
+        notes += [] if test else untested_note(labels, {labels[index] for index in found.test})
         made = [[train[index] for index in indices] for indices in found]
         return made[0], made[1] or validation, made[2] or test
 
@@ -242,11 +248,12 @@ class ExampleColumns(NamedTuple):
 class LabeledTextReader:
     """Reads examples from tables, using the columns found in the first one, and from folders of text files.
 
-    `trained_on` are the columns of texts that a model was trained on: a table that has them is read by these.
+    `trained_on` are the columns of texts, and `label_column` that of labels, which a model was trained on: a table that
+    has them is read by these.
     """
 
-    def __init__(self, spec: LabeledText, trained_on: tuple[str, ...] = ()) -> None:
-        self.spec, self.trained_on = spec, trained_on
+    def __init__(self, spec: LabeledText, trained_on: tuple[str, ...] = (), label_column: str = "") -> None:
+        self.spec, self.trained_on, self.label_column = spec, trained_on, label_column
         self.columns = ExampleColumns("", "", "", "")
         self.guessed: dict[str, str] = {}
         self.skipped: Counter[str] = Counter()
@@ -294,7 +301,7 @@ class LabeledTextReader:
         is_named = spec.text_column or spec.text_pair_column
         known = () if is_named or not {*self.trained_on} <= {*names} else self.trained_on
         first = known[0] if known else named_column(names, spec.text_column, TEXT_COLUMNS, table.file)
-        label = named_column(names, spec.label_column, LABEL_COLUMNS, table.file, taken=(first,))
+        label = named_column(names, spec.label_column, LABEL_COLUMNS, table.file, (first,), self.label_column)
         if known:
             second = known[1] if len(known) > 1 else None
         else:

@@ -29,6 +29,9 @@ class ImagePreprocessing(Spec):
     """Center crop, as a fraction of the short side."""
     task: Literal["classes", "values"] = "classes"
     """Output of the head: class scores, or values of a regression."""
+    image_column: str = ""
+    label_column: str = ""
+    """The columns of the table in training; empty if there was none."""
 
 
 class TextPreprocessing(Spec):
@@ -46,6 +49,7 @@ class TextPreprocessing(Spec):
     """Whether a text file is one text, as in training; else every line is one."""
     text_columns: tuple[str, ...] = ()
     """The column of texts, and that of second ones, of the table in training; empty if there was none."""
+    label_column: str = ""
 
 
 class SeriesPreprocessing(Spec):

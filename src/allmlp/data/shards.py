@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +40,8 @@ INDEX_VERSION = 1
 MANIFEST = "shards.json"
 """File in a folder written by `allmlp shards`: its settings, and whether it is complete."""
 CLASS_NAMES = "classes.txt"
+PARSING = threading.Lock()
+"""np.load parses Python literals, which may fail in Python 3.11 while another thread does."""
 
 
 class Shards(Data):
@@ -285,7 +288,8 @@ def write_index(file: Path, stamp_text: str, entries: ShardIndex) -> None:
 def read_index(file: Path, stamp_text: str, size: int) -> ShardIndex | None:
     """A stored index, or None if it is missing, damaged or outdated."""
     try:
-        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as stored:
+        data = io.BytesIO(file.read_bytes())
+        with PARSING, np.load(data, allow_pickle=False) as stored:
             if stored["stamp_text"].tobytes() != stamp_text.encode():
                 return None
             entries = ShardIndex(*(stored[name] for name in ShardIndex._fields))

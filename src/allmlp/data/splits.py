@@ -150,6 +150,13 @@ def single_example_note(labels: Sequence[str]) -> list[str]:
     return [f"{plural(len(single), 'class has', 'classes have')} one example: {listing(single)}"] if single else []
 
 
+def untested_note(labels: Sequence[str], tested: Collection[str]) -> list[str]:
+    """A note about classes of several examples, none of which is in the test split."""
+    missing = [label for label, count in Counter(labels).items() if count > 1 and label not in tested]
+    has = plural(len(missing), "class has", "classes have")
+    return [f"{has} too few examples for the test split: {listing(missing)}"] if missing else []
+
+
 def similar_class_note(classes: Iterable[str]) -> list[str]:
     """A note about classes whose names differ only in case and white space, perhaps by mistake."""
     same: dict[str, list[str]] = {}

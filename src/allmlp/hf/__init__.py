@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from allmlp.data.preprocessing import TextPreprocessing
+from allmlp.data.preprocessing import ImagePreprocessing, TextPreprocessing
 from allmlp.data.tokenizer import MASK_TOKEN, load_tokenizer
 from allmlp.errors import UserError, lookup, require
 from allmlp.layers.head import ClassifierHead, LMHead, PooledHead, QAHead
@@ -146,8 +146,11 @@ def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, op
     if isinstance(model, EncoderModel) and isinstance(model.spec.stem, PatchEmbed):
         known = model.pretrained_cfg
         fields |= {"image_mean": list(known["mean"]), "image_std": list(known["std"]), "crop_pct": known["crop_pct"]}
-        if getattr(model.preprocessing, "task", None) == "values":
-            fields["problem_type"] = "regression"
+        images = model.preprocessing
+        if isinstance(images, ImagePreprocessing):
+            fields |= {"image_column": images.image_column, "label_column": images.label_column}
+            if images.task == "values":
+                fields["problem_type"] = "regression"
     elif path is not None:
         tokens = load_tokenizer(path)
         fields |= {
@@ -160,6 +163,7 @@ def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, op
         known = model.preprocessing
         if isinstance(known, TextPreprocessing):
             fields |= {"whole_files": known.whole_files, "text_columns": known.text_columns}
+            fields |= {"label_column": known.label_column}
             if known.task in READ_PADDING:
                 fields["mask_padding"] = known.mask_padding
     return AllMlpConfig(**fields | options)

@@ -54,6 +54,8 @@ class AllMlpConfig(PreTrainedConfig):
     whole_files: bool = False
     """Whether a text file is one text, as in training: see `TextPreprocessing`."""
     text_columns: list[str] | tuple[str, ...] = ()
+    image_column: str = ""
+    label_column: str = ""
     """The columns of the table in training."""
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -113,11 +115,14 @@ class AllMlpConfig(PreTrainedConfig):
             task = "classes" if classifies else "span" if span else "translation" if translation else "text"
             masked = self.mask_padding or task not in READ_PADDING
             known = TextPreprocessing(task, self.encoder.stem.tokens, class_names, masked)
-            return known.replace(whole_files=self.whole_files, text_columns=tuple(self.text_columns))
+            columns = {"text_columns": tuple(self.text_columns), "label_column": self.label_column}
+            return known.replace(whole_files=self.whole_files, **columns)
         if self.image_mean is None or self.image_std is None:
             return None
         task = "values" if self.problem_type == "regression" else "classes"
-        return ImagePreprocessing(tuple(self.image_mean), tuple(self.image_std), class_names, self.crop_pct or 1, task)
+        columns = self.image_column, self.label_column
+        statistics = tuple(self.image_mean), tuple(self.image_std)
+        return ImagePreprocessing(*statistics, class_names, self.crop_pct or 1, task, *columns)
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
         """Also write the modeling file, for use without allmlp, and preprocessing.json, for use with it."""

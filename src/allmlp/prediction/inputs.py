@@ -88,7 +88,7 @@ class Inputs:
     shards are found at any depth. A text model takes tables with a column of texts, text files with one text per line
     (or one text in all, with `whole_files`), and anything else as a text. `context` belongs to every text that has no
     second one of its own. Where texts are `questions`, a column called context is the second one; a classifier is not
-    trained on such a column. Tables that have the `text_columns` of the training data are read by these.
+    trained on such a column. Tables that have the columns `trained_on` are read by these.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Inputs:
         context: str = "",
         questions: bool = True,
         whole_files: bool = False,
-        text_columns: tuple[str, ...] = (),
+        trained_on: tuple[str, ...] = (),
     ) -> None:
         self.reads, self.columns, self.context, self.questions = reads, columns, context, questions
-        self.whole_files, self.text_columns = whole_files, text_columns
+        self.whole_files, self.trained_on = whole_files, trained_on
         self.places = [(argument, self.resolve(argument)) for argument in arguments]
 
     def __iter__(self) -> Iterator[Item]:
@@ -235,11 +235,11 @@ class Inputs:
             return {kept[column]: row[column] for column in kept}
 
         if self.reads == "images":
-            find = image_finder(table, image_column(table, self.columns.input))
+            find = image_finder(table, image_column(table, self.columns.input, self.trained_on))
             for row in table:
                 yield image_item(find(row), columns(row))
             return
-        column, pair = text_columns(table, self.columns, self.questions, self.text_columns)
+        column, pair = text_columns(table, self.columns, self.questions, self.trained_on)
         for number, row in enumerate(table, 1):
             source = row[column], (row[pair] if pair else "") or self.context
             yield Item(row[column] or f"{table.file}, row {number}", source, columns(row))
@@ -315,10 +315,12 @@ def open_table(file: str) -> Table:
 # --- columns ------------------------------------------------------------------------------------------------
 
 
-def image_column(table: Table, wanted: str) -> str:
-    """The requested column, else one with names of image files, else one with a common name, else one whose values are
-    names of images without their suffix.
+def image_column(table: Table, wanted: str, known: tuple[str, ...]) -> str:
+    """The requested column, else the `known` one, else one with names of image files, else one with a common name, else
+    one whose values are names of images without their suffix.
     """
+    if known and not wanted and known[0] in table.columns:
+        return known[0]
     samples = [] if wanted else sample_columns(table)
     column = next((sample.name for sample in samples if sample.is_image), None)
     column = column or named_column(table.columns, wanted, IMAGE_COLUMNS, table.file)

@@ -370,15 +370,16 @@ class ModelInputs(NamedTuple):
     """Whether the texts are questions, which need a context."""
     whole_files: bool = False
     """Whether a text file is one text."""
-    text_columns: tuple[str, ...] = ()
-    """The columns of texts in training."""
+    trained_on: tuple[str, ...] = ()
+    """The columns of images or texts in training."""
 
 
 def inputs_of(preprocessing: Preprocessing | None) -> ModelInputs:
     if isinstance(preprocessing, TextPreprocessing):
         known = preprocessing
         return ModelInputs("texts", known.task == "span", known.whole_files, known.text_columns)
-    return ModelInputs("images")
+    column = preprocessing.image_column if isinstance(preprocessing, ImagePreprocessing) else ""
+    return ModelInputs("images", trained_on=(column,) if column else ())
 
 
 def model_inputs(model: str | os.PathLike[str]) -> ModelInputs:

@@ -29,6 +29,7 @@ from allmlp.study.definition import PARENT, Key, Overrides, Study, Trial, parent
 from allmlp.study.mps import multi_process_service
 from allmlp.study.process import lifeline, terminations
 from allmlp.study.records import Record
+from allmlp.study.running import Process
 
 RUNNING = ".running"
 """Folder of the runs in progress, removed at the end. Not "runs", where `allmlp train` puts those of the user."""
@@ -217,36 +218,6 @@ def portions(durations: list[float], portion: float, jobs: int) -> int:
 
 
 # --- processes ----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Process:
-    """A running trial."""
-
-    trial: Trial
-    folder: Path
-    log: Path
-    process: subprocess.Popen[bytes]
-    began: float
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-    @property
-    def lines(self) -> list[str]:
-        """Output of the run so far."""
-        text = self.log.read_text(encoding="utf8", errors="replace")
-        return [line.rstrip() for line in text.splitlines() if line.strip()]
-
-    @property
-    def last_line(self) -> str:
-        return (self.lines or [""])[-1].strip()
-
-    def clear(self) -> None:
-        """Remove log and folder; only records are kept."""
-        self.log.unlink(missing_ok=True)
-        shutil.rmtree(self.log.with_suffix(""), ignore_errors=True)
 
 
 @dataclass
@@ -475,9 +446,18 @@ class Runner:
             shutil.rmtree(target / CHECKPOINTS, ignore_errors=True)
 
     def give_up(self, active: Process) -> None:
-        """Stop a run at the end of a portion; one that had the whole portion will never fit and counts as failed."""
+        """Stop a run at the end of a portion; one that had the whole portion will never fit and counts as failed.
+
+        If most of the portion was the start of the run, the portions are too short for any run, and none has failed.
+        """
         self.stop(active)
-        if active.seconds > 0.9 * 60 * (self.minutes or 0):
+        portion = 60 * (self.minutes or 0)
+        if active.seconds > 0.9 * portion and active.start_up > 0.5 * portion:
+            took = format_duration(min(active.start_up, active.seconds))
+            text = f"the start of a run takes {took} or more: use a --minutes several times as long"
+            self.unstarted[active.trial.row] = text
+            self.say(f"{active.trial.label}: stopped at the end of the portion")
+        elif active.seconds > 0.9 * portion:
             self.fail(active, {}, f"takes longer than a portion of {self.minutes:g} minutes")
         else:
             self.say(f"{active.trial.label}: stopped at the end of the portion, it will be repeated")
