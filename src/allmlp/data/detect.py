@@ -40,11 +40,11 @@ from allmlp.data.pets import OxfordPets, is_pets
 from allmlp.data.series_columns import find_time, holds_numbers, plain_samples, refuse_times
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
-from allmlp.data.squad import Squad, has_answers, is_squad
+from allmlp.data.squad import Squad, has_answers, is_squad, read, read_file
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
 from allmlp.data.text_files import file_system, find_encoding, find_files
 from allmlp.data.text_folder import TextFolder
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError, command, one_line
 from allmlp.files import expand_user
 
 NAMED: dict[str, Data] = {
@@ -208,15 +208,31 @@ def detect_squad(folder: object, files: list[str]) -> Data | None:
     parts: dict[str, list[str]] = {}
     for file in files:
         parts.setdefault(split_of(PurePosixPath(file).name), []).append(file)
-    # Several tables are parts of a split, but SQuAD's own files are versions of it: v1.1 and v2.0.
-    splits = {split: found[0] if is_squad(found[0]) else ",".join(found) for split, found in parts.items()}
-    test = splits.get("validation") or splits.get("test", "")
-    if "train" not in splits or (len(splits) > 1 and not test):
+    if "train" not in parts or (len(parts) > 1 and parts.keys() <= {"train", ""}):
         raise UserError(
             f"{folder} needs files of questions for training and testing, called after their split, such as train.json "
             "and dev.json"
         )
+    for found in parts.values():
+        refuse_versions(folder, list(filter(is_squad, found)))
+    splits = {split: ",".join(found) for split, found in parts.items()}
+    test, validation = splits.get("test", ""), splits.get("validation", "")
+    if validation and not (test and any(question.answers for question in read(test))):
+        test = validation  # questions for testing may be published without their answers
     return Squad(splits["train"], test)
+
+
+def refuse_versions(folder: object, files: list[str]) -> None:
+    """Files of a split are its parts, unless they have questions in common, such as v1.1 and v2.0 of SQuAD."""
+    seen: dict[tuple[str, str], str] = {}
+    for file in files if len(files) > 1 else ():
+        own = dict.fromkeys(((question.context, question.question) for question in read_file(file)), file)
+        if both := next((name for name in own if name in seen), None):
+            raise UserError(
+                f"{folder}: {PurePosixPath(seen[both]).name} and {PurePosixPath(file).name} have questions in common, "
+                f"as versions of a dataset do: name those of one, {command('train', file, '--set', 'data.test=FILE')}"
+            )
+        seen |= own
 
 
 def detect_aligned(files: list[Path]) -> Data | None:
