@@ -217,6 +217,17 @@ def test_patterns_and_pairs_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(questions, Squad) and questions.train.count("qa-") == 2
 
 
+def test_splits_that_a_pattern_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are all named after a split are used as in a folder; others are parts of one table."""
+    splits, parts = ("train-1", "train-2", "test"), ("train-1", "more", "test")
+    make(tmp_path, {f"reviews/{name}.csv": REVIEWS for name in splits})
+    make(tmp_path, {f"questions/{name}.csv": ANSWERS for name in splits})
+    monkeypatch.chdir(make(tmp_path, {f"mixed/{name}.csv": REVIEWS for name in parts}))
+    assert detect_data("reviews/*.csv") == LabeledText("reviews/train-1.csv,reviews/train-2.csv", "reviews/test.csv")
+    assert detect_data("questions/*.csv") == Squad("questions/train-1.csv,questions/train-2.csv", "questions/test.csv")
+    assert detect_data("mixed/*.csv") == LabeledText("mixed/more.csv,mixed/test.csv,mixed/train-1.csv")
+
+
 def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the kinds whose files here are complete."""
     pytest.importorskip("tokenizers")

@@ -114,10 +114,14 @@ def detect_files(files: list[str], place: str) -> Data:
             f"{place} is an image: training needs a folder with one folder of images per class, or a table with the "
             "columns image and label"
         )
+    splits = {split_of(PurePosixPath(file).name) for file in files}
+    named = len(splits) > 1 and "train" in splits and "" not in splits
     if all(map(has_answers, files)):
-        return Squad(place if len(files) == 1 else ",".join(files))
+        questions = detect_squad(place, files) if named else None
+        return questions or Squad(place if len(files) == 1 else ",".join(files))
     if is_table(name):
-        return detect_tables({"train": [PeekedTable(file) for file in files]})
+        tables = [PeekedTable(file) for file in files]
+        return tables_in(place, tables) if named else detect_tables({"train": tables})
     find_encoding(files[0])  # which checks that it is text
     return Corpus(place)
 
@@ -179,7 +183,7 @@ def mostly_images(folder: Path) -> bool:
     return 0 < len(names) <= 2 * sum(map(is_image_name, names))
 
 
-def tables_in(folder: Path, tables: list[PeekedTable]) -> Data:
+def tables_in(folder: object, tables: list[PeekedTable]) -> Data:
     """The dataset of tables in one folder, whose names indicate the split."""
     splits: dict[str, list[PeekedTable]] = {}
     for table in tables:
