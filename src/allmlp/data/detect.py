@@ -91,7 +91,9 @@ def detect_data(place: str) -> Data:
     if "://" not in place and path.is_dir():
         return detect_folder(path)
     if "+" in place and not path.exists() and all(expand_user(side).is_file() for side in split_pair(place)):
-        return ParallelCorpus(place)
+        source, target = (language_of(Path(side))[1] for side in split_pair(place))
+        known = source != target and {source, target} <= LANGUAGES
+        return ParallelCorpus(place, source_lang=source, target_lang=target) if known else ParallelCorpus(place)
     try:
         files = find_files(place)
     except UserError:
@@ -243,10 +245,9 @@ def detect_aligned(files: list[Path]) -> Data | None:
     """Aligned files of two languages, such as train.de and train.en."""
     stems: dict[str, dict[str, str]] = {}
     for file in files:
-        name = PurePosixPath(file.stem if file.suffix in COMPRESSED else file.name)
-        language = name.suffix[1:]
-        if language in LANGUAGES and not NOT_DATA.search(name.stem):
-            stems.setdefault(name.stem, {})[language] = str(file)
+        stem, language = language_of(file)
+        if language in LANGUAGES and not NOT_DATA.search(stem):
+            stems.setdefault(stem, {})[language] = str(file)
     pairs = {stem: found for stem, found in stems.items() if len(found) == 2}
     if not pairs:
         return None
@@ -266,6 +267,12 @@ def detect_aligned(files: list[Path]) -> Data | None:
     joined = {stem: f"{found[source]}+{found[target]}" for stem, found in pairs.items()}
     train, val, test = (",".join(joined[stem] for stem in splits.get(name, [])) for name in SPLITS)
     return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
+
+
+def language_of(file: Path) -> tuple[str, str]:
+    """Stem and language in a file name: train and de of train.de.gz."""
+    name = PurePosixPath(file.stem if file.suffix in COMPRESSED else file.name)
+    return name.stem, name.suffix[1:]
 
 
 def direction(languages: list[str]) -> tuple[str, str]:
