@@ -286,6 +286,8 @@ class ModelInfo(ResponseModel):
     grid_size: tuple[int, int] | None
     """Rows and columns of patches."""
     class_names: list[str]
+    text_columns: list[str]
+    """Columns of texts that a model of texts was trained on, if known: two for pairs."""
     columns: list[str]
     """Columns of a time-series model."""
     time_column: str
