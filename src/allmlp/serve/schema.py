@@ -99,6 +99,7 @@ class AnswerRequest(RequestModel):
 
 class AttentionRequest(RequestModel):
     text: Text
+    text_pair: Annotated[str, Field(max_length=20_000)] = ""
 
 
 class TranslateRequest(RequestModel):

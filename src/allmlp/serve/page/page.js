@@ -366,7 +366,7 @@ function submitText(endpoint) {
     const response = await request(api(endpoint), { method: "POST", body: JSON.stringify(series), headers: { "content-type": "application/json" } }, say);
     return { ...response, past: series.columns };
   }, SHOW.forecast);
-  if (body[first].trim()) showAttention({ method: "POST", body: JSON.stringify({ text: body[first] }), headers: { "content-type": "application/json" } });
+  if (body[first].trim()) showAttention({ method: "POST", body: JSON.stringify({ text: body[first], text_pair: body[second] || "" }), headers: { "content-type": "application/json" } });
   const send = (say) => request(api(endpoint), { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } }, say);
   return submit(send, (response) => SHOW[endpoint](response, body));
 }
