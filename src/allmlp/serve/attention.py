@@ -97,11 +97,8 @@ def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[A
 def layer_weights(service: ImageService | TextService, layer: str, *inputs: Tensor, **named: Tensor) -> Tensor:
     """Attention weights of the first example: h s t."""
     inputs = tuple(x.to(service.model.dtype) if x.is_floating_point() else x for x in inputs)
-    return (
-        next(one.weights for one in attention_maps(service.model, *inputs, **named) if one.name == layer)[0]
-        .float()
-        .cpu()
-    )
+    maps = attention_maps(service.model, *inputs, **named)
+    return next(one.weights for one in maps if one.name == layer)[0].float().cpu()
 
 
 def response(layer: str, maps: Tensor, rows: list[str], columns: list[str]) -> AttentionResponse:
