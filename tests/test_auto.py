@@ -261,6 +261,18 @@ def test_plain_text_and_translation(here: Path) -> None:
     assert isinstance(run.task, Translation) and run.model is not None
 
 
+def test_which_columns_are_translated_is_said(here: Path) -> None:
+    """Of a table of four languages two were chosen without a word."""
+    rows = [f"a house {i},ein Haus {i},une maison {i}" for i in range(80)]
+    (here / "flats.csv").write_text("\n".join(["en,de,fr", *rows]))
+    assert fields(choose(detect_data(str(here / "flats.csv"))))["data"] == "de to en"
+    for language in ("fr", "en"):
+        (here / f"x.{language}").write_text("\n".join(rows))
+    pair = detect_data(f"{here}/x.fr+{here}/x.en")
+    assert isinstance(pair, ParallelCorpus) and (pair.source_lang, pair.target_lang) == ("fr", "en")
+    assert "data" not in fields(choose(pair))  # the files say it
+
+
 def test_questions_need_a_trained_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = {"text": "Paris", "answer_start": 0}
     paragraph = {"context": "Paris is large.", "qas": [{"id": "1", "question": "What is large?", "answers": [answer]}]}

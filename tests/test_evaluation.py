@@ -310,6 +310,21 @@ def test_translation_of_another_file_where_those_of_the_training_are_gone(
     assert longer.examples == 2 and "other_bleu" in longer.metrics and not caplog.records
 
 
+def test_a_translation_model_without_its_run_reads_the_language_of_its_training(tmp_path: Path) -> None:
+    """It read German, whatever it was trained on, and the figures were those of the wrong direction."""
+    pytest.importorskip("sacrebleu")
+    table = tmp_path / "pairs.csv"
+    table.write_text("\n".join(["de,en", *(f"eins zwei {number},one two {number}" for number in range(8))]))
+    words = TokenizerConfig("bpe", 300, lowercase=False)
+    data = ParallelCorpus(str(table), str(table), "en", "de", tokenizer=words, seq_len=12, cache=str(tmp_path))
+    run = Run(resmlp_seq2seq(1, 16, 2), Translation(num_beams=1), data, budget=Budget(steps=1))
+    train(run, tmp_path / "run", "cpu")
+    wanted = evaluate_model(str(tmp_path / "run"), str(table), device="cpu").metrics["loss"]
+    (tmp_path / "run" / "run.json").unlink()
+    found = evaluate_model(str(tmp_path / "run"), str(table), device="cpu").metrics["loss"]
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
 def test_columns_of_other_data_are_named_by_their_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing named them, and messages said to set a field that eval had no option for."""
     pytest.importorskip("sacrebleu")

@@ -19,7 +19,7 @@ from allmlp.data.augment import Augment, HorizontalFlip, Mixup, RandAugment, Tra
 from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Data, Dataset, ImageDataset, InMemory, labels_of
 from allmlp.data.labeled_text import LabeledTextDataset
-from allmlp.data.parallel_corpus import TranslationDataset
+from allmlp.data.parallel_corpus import ParallelCorpus, TranslationDataset
 from allmlp.data.preprocessing import read_preprocessing
 from allmlp.data.series import SeriesDataset
 from allmlp.data.squad import SquadDataset
@@ -445,6 +445,11 @@ def choose_plain_text(settings: Settings) -> None:
 
 def choose_translation(settings: Settings) -> None:
     start = named_model(settings, bundled=False)
+    data = settings.run.data
+    assert isinstance(data, ParallelCorpus)
+    if "+" not in data.path:  # else the files are the languages
+        why = "columns of the table; data.source_lang and data.target_lang name others"
+        settings.reasons.append(Reason("data", f"{data.source_lang} to {data.target_lang}", why))
     if settings.options.size is not None:
         settings.set("data.seq_len", settings.options.size, "as given")
     if start is None and settings.run.model is None:

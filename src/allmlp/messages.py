@@ -48,10 +48,11 @@ def header(
     epochs = sampler.epoch(steps) if steps else 0.0
     count = f"{plural(steps, 'step')} ({plural(epochs, 'epoch', form=',.3g')})" if steps else ""
     part = "" if trained == parameters else f" ({trained:,} trained)"
+    place = getattr(run.data, "path", "") or getattr(run.data, "train", "") or type(run.data).__name__
     rows = {
         "model": f"{short_name(spec)}, {parameters:,} parameters{part}, {spec.input_spec}",
         "start": run.init_from or f"random weights, seed {run.seed}",
-        "data": f"{getattr(run.data, 'path', '') or type(run.data).__name__}: {sizes}",
+        "data": f"{place}: {sizes}",
         "training": f"{type(run.task).__name__}, {' or '.join(filter(None, [count, minutes]))}, batches of {batches}",
         "device": describe_device(world) + ("" if dtype == torch.float32 else f", {str(dtype).removeprefix('torch.')}"),
         "folder": str(out),

@@ -115,6 +115,8 @@ def shard(task: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         for module in task.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
+    # The task is the root also if its model is called first, by an evaluation before the first step.
+    fully_shard.state(task)._lazy_init()  # type: ignore[attr-defined]
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -33,6 +33,12 @@ ANSWERS = "question,context,answer\nwho sat?,the cat sat,cat\n"
 SQUAD = json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": []}]})
 
 
+def squad(question: str) -> str:
+    """SQuAD's JSON with one question."""
+    answered = {"question": question, "id": question, "answers": [{"text": "cat", "answer_start": 4}]}
+    return json.dumps({"version": "1.1", "data": [{"paragraphs": [{"context": "the cat sat", "qas": [answered]}]}]})
+
+
 def make(root: Path, files: dict[str, str | bytes]) -> Path:
     for name, content in files.items():
         file = root / name
@@ -113,9 +119,17 @@ FOLDERS: dict[str, tuple[dict[str, str | bytes], Data]] = {
         {"train-0.csv": ANSWERS, "train-1.csv": ANSWERS},
         Squad("D/train-0.csv,D/train-1.csv"),
     ),
-    "versions of SQuAD": (
-        {f"{split}-v{version}.json": SQUAD for split in ("train", "dev") for version in ("1.1", "2.0")},
-        Squad("D/train-v1.1.json", "D/dev-v1.1.json"),
+    "parts of SQuAD": (
+        {f"{name}.json": squad(name) for name in ("train-1", "train-2", "dev-1", "dev-2")},
+        Squad("D/train-1.json,D/train-2.json", "D/dev-1.json,D/dev-2.json"),
+    ),
+    "questions to develop and to test": (
+        {f"{split}.csv": ANSWERS for split in ("train", "dev", "test")},
+        Squad("D/train.csv", "D/test.csv"),
+    ),
+    "questions to test without answers": (
+        {"train.csv": ANSWERS, "dev.csv": ANSWERS, "test.csv": "question,context,answer\nwho sat?,the cat sat,\n"},
+        Squad("D/train.csv", "D/dev.csv"),
     ),
     "SQuAD": ({"train-v1.1.json": SQUAD, "dev-v1.1.json": SQUAD}, Squad("D/train-v1.1.json", "D/dev-v1.1.json")),
     "shards": (
@@ -203,6 +217,17 @@ def test_patterns_and_pairs_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(questions, Squad) and questions.train.count("qa-") == 2
 
 
+def test_splits_that_a_pattern_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are all named after a split are used as in a folder; others are parts of one table."""
+    splits, parts = ("train-1", "train-2", "test"), ("train-1", "more", "test")
+    make(tmp_path, {f"reviews/{name}.csv": REVIEWS for name in splits})
+    make(tmp_path, {f"questions/{name}.csv": ANSWERS for name in splits})
+    monkeypatch.chdir(make(tmp_path, {f"mixed/{name}.csv": REVIEWS for name in parts}))
+    assert detect_data("reviews/*.csv") == LabeledText("reviews/train-1.csv,reviews/train-2.csv", "reviews/test.csv")
+    assert detect_data("questions/*.csv") == Squad("questions/train-1.csv,questions/train-2.csv", "questions/test.csv")
+    assert detect_data("mixed/*.csv") == LabeledText("mixed/more.csv,mixed/test.csv,mixed/train-1.csv")
+
+
 def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the kinds whose files here are complete."""
     pytest.importorskip("tokenizers")
@@ -231,6 +256,11 @@ def test_what_is_detected_can_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
         (images("cat", "dog"), "D/cat,D/dog", "is 8 images: training needs a folder"),
         ({"x.bin": b"a\0"}, "D/x.bin", "is not text"),
         ({"x.json": SQUAD, "y.json": SQUAD}, "D", "needs files of questions for training and testing"),
+        (
+            {"train-v1.1.json": squad("who?"), "train-v2.0.json": squad("who?"), "dev.json": squad("what?")},
+            "D",
+            r"D: train-v1\.1\.json and train-v2\.0\.json have questions in common, .* allmlp train D/train-v2\.0\.json",
+        ),
         ({"a.csv": REVIEWS, "b.csv": REVIEWS}, "D", r"has 2 tables, such as a\.csv, b\.csv: name one, or several as"),
         ({"a-train.csv": REVIEWS, "b-train.csv": "x,label\n1 a,1\n"}, "D", "has 2 tables"),
         (

@@ -239,6 +239,16 @@ def test_columns_by_content(tmp_path: Path) -> None:
     assert data.class_names == ("坏", "好") and "text_column=甲" in data.notes[0]
 
 
+def test_columns_of_text_that_are_not_read_are_named(tmp_path: Path) -> None:
+    """Of titles and bodies the bodies were read, without a word."""
+    rows = [(f"a title {n}", f"what a long film, number {n}", ("good", "bad")[n % 2]) for n in range(20)]
+    content = quoted(("title", "body", "label"), *rows)
+    note = "texts are read from body, not from title (set data.text_column or data.text_pair_column to change this)"
+    assert note in csv_data(tmp_path, content).notes
+    for chosen in ({"text_column": "title"}, {"text_column": "title", "text_pair_column": "body"}):
+        assert not any("are read from" in one for one in csv_data(tmp_path, content, **chosen).notes)
+
+
 def test_labels_of_every_kind(tmp_path: Path) -> None:
     """Dates are in order, many small classes are divided, and a class of one example is for training."""
     days = [(f"text {n}", f"2024-{n % 3 + 1:02}-15") for n in range(30)]
@@ -350,7 +360,7 @@ def test_the_longer_text_is_truncated() -> None:
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        (SST2, SST2.replace("bad\t0", "bad\tmaybe"), "unknown label 'maybe'"),
+        (SST2, SST2.replace("bad\t0", "bad\tmaybe"), "unknown label 'maybe', which no training text has"),
         (SST2.replace("\t0", "\t1"), SST2, "has only one class, '1'"),
         (SST2.replace("very bad", ""), SST2, r"has only one class, '1' \(skipped 1 row without a text\): at least"),
         ("sentence\tlabel\n", SST2, "has no labeled texts"),
@@ -359,7 +369,11 @@ def test_the_longer_text_is_truncated() -> None:
         ("sentence\tlabel\nonly text\n", SST2, r"line 2: 1 columns instead of 2"),
         ("sentence\tsense\nx\t1\n", SST2, "none of sentence, sense is known or could be the label: set data.label_c"),
         ("sentence\ta\tb\n" + "x\t1\t2\ny\t2\t1\n" * 3, SST2, "a, b all could be the label: set data.label_column"),
-        ("sentence\tlabel\n" + "".join(f"x\t0.{n}1\n" for n in range(30)), SST2, "30 different values in 30 rows"),
+        (
+            "sentence\tlabel\n" + "".join(f"x\t0.{n}1\n" for n in range(30)),
+            SST2,
+            r"not classes \(scores cannot be learned",
+        ),
     ],
 )
 def test_errors_name_the_problem(tmp_path: Path, train: str, test: str, message: str) -> None:

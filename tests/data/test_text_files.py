@@ -90,6 +90,21 @@ def test_parquet(tmp_path: Path) -> None:
         list(read_documents([file]))
 
 
+def test_another_encoding_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every umlaut was lost without a word."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_bytes("Zwei Männer grüßen sich auf der Straße.\n".encode("latin-1"))
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    assert len(list(read_documents(files))) == 2
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [f"{files[0]} is not UTF-8 text"]
+    caplog.clear()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "c.txt").write_bytes(b"one bad byte \xff" + b" in a long text" * 100)
+    (tmp_path / "new" / "d.txt").write_text("ä" * 2**16)  # of which a part is looked at, up to the middle of a letter
+    assert len(list(read_documents([str(tmp_path / "new" / name) for name in ("c.txt", "d.txt")]))) == 2
+    assert not caplog.records
+
+
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good \xff\xfe bad\n\nnext")
     assert list(read_documents([str(tmp_path / "a.txt")])) == ["good \ufffd\ufffd bad", "next"]

@@ -629,6 +629,9 @@ def test_a_classifier_of_pairs_warns_of_single_texts(tmp_path: Path, caplog: pyt
     folder = text_folder(tmp_path / "model", "classes")
     write_preprocessing(folder, read_preprocessing(folder).replace(text_columns=("premise", "hypothesis")))
     with TestClient(create_app({"model": load_service(folder)})) as client:
+        # The page called the second text optional, and its samples were single texts.
+        assert client.get("/model").json()["text_columns"] == ["premise", "hypothesis"]
+        assert all(sample["text_pair"] for sample in client.get("/samples").json()["texts"])
         assert client.post("/classify", json={"text": "one", "text_pair": "two"}).status_code == 200
         assert "trained on pairs" not in caplog.text
         assert client.post("/classify", json={"text": "one"}).status_code == 200

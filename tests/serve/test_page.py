@@ -244,6 +244,19 @@ def test_texts(page: Any, tmp_path: Path, task: str) -> None:
             assert sorted(bars(page)) == sorted(CLASSES)
 
 
+def test_pairs_of_texts(page: Any, tmp_path: Path) -> None:
+    """The second text was called optional."""
+    pytest.importorskip("tokenizers")
+    folder = text_folder(tmp_path / "model", "classes")
+    write_preprocessing(folder, read_preprocessing(folder).replace(text_columns=("premise", "hypothesis")))
+    with running(folder) as port:
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.get_by_label("First text (premise)").wait_for()
+        page.locator("#sample-texts button").first.click()
+        page.locator(".bars").wait_for()
+        assert page.get_by_label("Second text (hypothesis)").input_value()
+
+
 @pytest.mark.parametrize("width", [320, 390, 768, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_layout_and_accessible_names(browser: Any, tmp_path: Path, scheme: str, width: int) -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("fastapi")
 import allmlp
 from allmlp.analysis.attention_maps import text_input
 from allmlp.data.preprocessing import ImagePreprocessing, write_preprocessing
-from allmlp.layers import Attention, Block, ChannelMlp, ClassifierHead, MeanPool, PatchEmbed
+from allmlp.layers import Attention, Block, ChannelMlp, ClassifierHead, MeanPool, PatchEmbed, TokenEmbed
 from allmlp.layers.stage import PatchMerge, Stage
 from allmlp.models.cait import cait
 from allmlp.models.encoder import Encoder
@@ -40,6 +40,20 @@ def test_attention_inside_a_decoder(tmp_path: Path, text: str) -> None:
     assert cross.column_tokens == known.read
     for found in (own, cross):
         assert (found.height, found.width) == (len(found.row_tokens), len(found.column_tokens))
+
+
+def test_attention_of_a_pair_of_texts(tmp_path: Path) -> None:
+    """It was that of the first text alone, next to the classes of the pair."""
+    block = Block(Attention(2), channel=ChannelMlp(16))
+    stem = TokenEmbed(len(tokenizer()), 12, segments=2)
+    spec = Encoder(width=8, depth=1, block=block, stem=stem, pool=MeanPool(), head=ClassifierHead(len(CLASSES)))
+    allmlp.save(allmlp.create(spec, seed=0), text_folder(tmp_path, "classes"))
+    service = load_service(tmp_path)
+    assert isinstance(service, TextService)
+    (found,) = attend_to_texts(service, [AttentionInput("the cat", "blocks.0.token.mix", "a red mat")])
+    assert found.row_tokens == found.column_tokens
+    assert found.row_tokens == ["[CLS]", "the", "cat", "[SEP]", "a", "red", "mat", "[SEP]"]
+    assert (found.count, found.height, found.width) == (2, 8, 8)
 
 
 def test_attention_after_a_merge_of_patches(tmp_path: Path) -> None:

@@ -200,3 +200,18 @@ def test_fsdp_gathers_weights_in_bfloat16() -> None:
         assert weight.grad is not None and weight.grad.dtype == torch.float32
     finally:
         dist.destroy_process_group()
+
+
+def test_fsdp_evaluates_before_the_first_step() -> None:
+    """As with a fitted head, where step 0 is evaluated: the model became the root, and the first step failed."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = create(runs.quiet().model)
+        task = torch.nn.Sequential(model)
+        parallel.World(0, 2, torch.device("cpu")).wrap(task, "fsdp")
+        with torch.no_grad():
+            model(*model.dummy_inputs(2))
+        task(*model.dummy_inputs(2)).sum().backward()
+        assert all(weight.grad is not None for weight in model.parameters())
+    finally:
+        dist.destroy_process_group()

@@ -53,7 +53,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if hasattr(module, "attention_weights")}
 
 
-def attention_maps(model: Model, *inputs: Tensor) -> list[AttentionMap]:
+def attention_maps(model: Model, *inputs: Tensor, **named: Tensor) -> list[AttentionMap]:
     """The maps of every attention layer, in the order of computation."""
     found: list[AttentionMap] = []
 
@@ -67,7 +67,7 @@ def attention_maps(model: Model, *inputs: Tensor) -> list[AttentionMap]:
     with ExitStack() as stack, torch.inference_mode():
         for name, module in attention_layers(model).items():
             stack.enter_context(module.register_forward_pre_hook(hook_for(name)))
-        model(*inputs)
+        model(*inputs, **named)
     return found
 
 

@@ -190,7 +190,7 @@ def check_classes(labels: Sequence[str], column: str, source: str, notes: Sequen
     if distinct > MAX_SCATTER and (numbers or 2 * distinct > len(labels)):
         raise UserError(
             f"{source}: column {column!r} has {distinct:,} different values in {len(labels):,} rows, so they are not "
-            "classes: set data.label_column"
+            f"classes{' (scores cannot be learned)' if numbers else ''}: set data.label_column"
         )
 
 

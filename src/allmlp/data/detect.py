@@ -40,11 +40,11 @@ from allmlp.data.pets import OxfordPets, is_pets
 from allmlp.data.series_columns import find_time, holds_numbers, plain_samples, refuse_times
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
-from allmlp.data.squad import Squad, has_answers, is_squad
+from allmlp.data.squad import Squad, has_answers, is_squad, read, read_file
 from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
 from allmlp.data.text_files import file_system, find_encoding, find_files
 from allmlp.data.text_folder import TextFolder
-from allmlp.errors import UserError, one_line
+from allmlp.errors import UserError, command, one_line
 from allmlp.files import expand_user
 
 NAMED: dict[str, Data] = {
@@ -91,7 +91,9 @@ def detect_data(place: str) -> Data:
     if "://" not in place and path.is_dir():
         return detect_folder(path)
     if "+" in place and not path.exists() and all(expand_user(side).is_file() for side in split_pair(place)):
-        return ParallelCorpus(place)
+        source, target = (language_of(Path(side))[1] for side in split_pair(place))
+        known = source != target and {source, target} <= LANGUAGES
+        return ParallelCorpus(place, source_lang=source, target_lang=target) if known else ParallelCorpus(place)
     try:
         files = find_files(place)
     except UserError:
@@ -115,10 +117,14 @@ def detect_files(files: list[str], place: str) -> Data:
             f"{place} is {what}: training needs a folder with one folder of images per class, or a table with the "
             "columns image and label"
         )
+    splits = {split_of(PurePosixPath(file).name) for file in files}
+    named = len(splits) > 1 and "train" in splits and "" not in splits
     if all(map(has_answers, files)):
-        return Squad(place if len(files) == 1 else ",".join(files))
+        questions = detect_squad(place, files) if named else None
+        return questions or Squad(place if len(files) == 1 else ",".join(files))
     if is_table(name):
-        return detect_tables({"train": [PeekedTable(file) for file in files]})
+        tables = [PeekedTable(file) for file in files]
+        return tables_in(place, tables) if named else detect_tables({"train": tables})
     find_encoding(files[0])  # which checks that it is text
     return Corpus(place)
 
@@ -180,7 +186,7 @@ def mostly_images(folder: Path) -> bool:
     return 0 < len(names) <= 2 * sum(map(is_image_name, names))
 
 
-def tables_in(folder: Path, tables: list[PeekedTable]) -> Data:
+def tables_in(folder: object, tables: list[PeekedTable]) -> Data:
     """The dataset of tables in one folder, whose names indicate the split."""
     splits: dict[str, list[PeekedTable]] = {}
     for table in tables:
@@ -209,25 +215,40 @@ def detect_squad(folder: object, files: list[str]) -> Data | None:
     parts: dict[str, list[str]] = {}
     for file in files:
         parts.setdefault(split_of(PurePosixPath(file).name), []).append(file)
-    # Several tables are parts of a split, but SQuAD's own files are versions of it: v1.1 and v2.0.
-    splits = {split: found[0] if is_squad(found[0]) else ",".join(found) for split, found in parts.items()}
-    test = splits.get("validation") or splits.get("test", "")
-    if "train" not in splits or (len(splits) > 1 and not test):
+    if "train" not in parts or (len(parts) > 1 and parts.keys() <= {"train", ""}):
         raise UserError(
             f"{folder} needs files of questions for training and testing, called after their split, such as train.json "
             "and dev.json"
         )
+    for found in parts.values():
+        refuse_versions(folder, list(filter(is_squad, found)))
+    splits = {split: ",".join(found) for split, found in parts.items()}
+    test, validation = splits.get("test", ""), splits.get("validation", "")
+    if validation and not (test and any(question.answers for question in read(test))):
+        test = validation  # questions for testing may be published without their answers
     return Squad(splits["train"], test)
+
+
+def refuse_versions(folder: object, files: list[str]) -> None:
+    """Files of a split are its parts, unless they have questions in common, such as v1.1 and v2.0 of SQuAD."""
+    seen: dict[tuple[str, str], str] = {}
+    for file in files if len(files) > 1 else ():
+        own = dict.fromkeys(((question.context, question.question) for question in read_file(file)), file)
+        if both := next((name for name in own if name in seen), None):
+            raise UserError(
+                f"{folder}: {PurePosixPath(seen[both]).name} and {PurePosixPath(file).name} have questions in common, "
+                f"as versions of a dataset do: name those of one, {command('train', file, '--set', 'data.test=FILE')}"
+            )
+        seen |= own
 
 
 def detect_aligned(files: list[Path]) -> Data | None:
     """Aligned files of two languages, such as train.de and train.en."""
     stems: dict[str, dict[str, str]] = {}
     for file in files:
-        name = PurePosixPath(file.stem if file.suffix in COMPRESSED else file.name)
-        language = name.suffix[1:]
-        if language in LANGUAGES and not NOT_DATA.search(name.stem):
-            stems.setdefault(name.stem, {})[language] = str(file)
+        stem, language = language_of(file)
+        if language in LANGUAGES and not NOT_DATA.search(stem):
+            stems.setdefault(stem, {})[language] = str(file)
     pairs = {stem: found for stem, found in stems.items() if len(found) == 2}
     if not pairs:
         return None
@@ -247,6 +268,12 @@ def detect_aligned(files: list[Path]) -> Data | None:
     joined = {stem: f"{found[source]}+{found[target]}" for stem, found in pairs.items()}
     train, val, test = (",".join(joined[stem] for stem in splits.get(name, [])) for name in SPLITS)
     return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
+
+
+def language_of(file: Path) -> tuple[str, str]:
+    """Stem and language in a file name: train and de of train.de.gz."""
+    name = PurePosixPath(file.stem if file.suffix in COMPRESSED else file.name)
+    return name.stem, name.suffix[1:]
 
 
 def direction(languages: list[str]) -> tuple[str, str]:

@@ -191,7 +191,8 @@ class LabeledText(TextData):
         for file, found in (*tests, (self.val or self.path, validation)):
             for row in found:
                 if row.label not in classes:
-                    raise UserError(f"{file}: unknown label {row.label!r}{did_you_mean(row.label, classes)}")
+                    hint = did_you_mean(row.label, classes)
+                    raise UserError(f"{file}: unknown label {row.label!r}, which no training text has{hint}")
         tokenizer = self.tokenizer.build_cached([text for row in train for text in row[:2] if text], self.cache)
         encoded = encode([[*train, *unlabeled]], tokenizer, self.seq_len, classes)
         full = int((encoded.examples.ids[:, -1] != tokenizer.pad_token_id).sum())
@@ -256,6 +257,7 @@ class LabeledTextReader:
         self.spec, self.trained_on, self.label_column = spec, trained_on, label_column
         self.columns = ExampleColumns("", "", "", "")
         self.guessed: dict[str, str] = {}
+        self.unread: list[str] = []
         self.skipped: Counter[str] = Counter()
         self.folders: dict[str, TextFolder] = {}
 
@@ -266,7 +268,13 @@ class LabeledTextReader:
 
     def notes(self) -> list[str]:
         notes = [note for folder in self.folders.values() for note in folder.notes()]
-        return [*notes, *([guess_note(self.guessed)] if self.guessed else []), *self.skipped_notes()]
+        if self.guessed:
+            notes.append(guess_note(self.guessed))
+        if self.unread:
+            read = " and ".join(filter(None, self.columns[:2]))
+            fields = "data.text_column or data.text_pair_column"
+            notes.append(f"texts are read from {read}, not from {', '.join(self.unread)} (set {fields} to change this)")
+        return [*notes, *self.skipped_notes()]
 
     def skipped_notes(self) -> list[str]:
         what = "file" if self.whole_files else "row"
@@ -315,6 +323,9 @@ class LabeledTextReader:
             self.guessed["text_column"] = first
             if others:
                 second = self.guessed["text_pair_column"] = others[0]
+        if not (is_named or known):
+            read = (first, second, label)
+            self.unread = [sample.name for sample in samples if sample.is_text and sample.name not in read]
         return ExampleColumns(first, second or "", label, find_split(samples))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import gzip
 import io
 import json
+import logging
 import lzma
 import os
 import re
@@ -18,6 +20,8 @@ from typing import IO, Any, Literal
 
 from allmlp.errors import MissingExtra, UserError, one_line, require
 from allmlp.files import expand_user
+
+log = logging.getLogger("allmlp.data")
 
 SampleBy = Literal["paragraph", "line", "document"]
 """Unit of a document in a plain text file: text between blank lines, a line, or the whole file."""
@@ -32,6 +36,12 @@ ZST_CHUNK = 2**11
 """Bytes decompressed at a time: a block of five bytes may expand to 128 KiB."""
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 """JSON lines, or a JSON array."""
+REPLACED = "\ufffd"
+"""In the place of bytes that are not UTF-8."""
+MANY_REPLACED = 0.001
+"""Above this fraction of the characters, a text is in another encoding; a few bytes may be damaged in any."""
+WARNED: set[str] = set()
+"""Folders of files of which a warning has been given."""
 PEEKED_CHARS = PEEKED_BYTES = 2**16
 PATTERN_MARKS = "*?[{"
 ABOUT_DATA = re.compile(r"readme.*|(licen[sc]e|copying)([.-].*)?", re.IGNORECASE)
@@ -204,7 +214,21 @@ def find_encoding(file: str, errors: str = "replace") -> str:
         return "utf-16"
     if errors == "replace" and b"\0" in start:
         raise UserError(f"{file} is not text (it has NUL characters): name the files of text, such as 'texts/*.txt'")
+    if errors == "replace":
+        text = codecs.getincrementaldecoder("utf-8")(errors).decode(start)
+        if text.count(REPLACED) - start.count(REPLACED.encode()) > MANY_REPLACED * len(text):
+            warn_of_encoding(file)
     return "utf-8-sig"
+
+
+def warn_of_encoding(file: str) -> None:
+    """Warn, once for all files of a folder, of text in another encoding, such as Latin-1."""
+    folder = os.path.dirname(file)
+    if folder not in WARNED:
+        WARNED.add(folder)
+        log.warning(
+            "%s is not UTF-8 text: letters such as ä and é are lost; save it, and others like it, as UTF-8", file
+        )
 
 
 def open_raw(file: str) -> Any:

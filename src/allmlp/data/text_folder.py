@@ -12,14 +12,12 @@ from allmlp.data.columns import SPLIT_NAMES
 from allmlp.data.image_folder import UNLABELED_FOLDERS, folders, only_folder, split_folders
 from allmlp.data.splits import listing
 from allmlp.data.tables import COMPRESSED, Table, TableRow
-from allmlp.data.text_files import ABOUT_DATA, read_documents
+from allmlp.data.text_files import ABOUT_DATA, REPLACED, read_documents
 from allmlp.errors import UserError, one_line, plural
 
 CLASS_SUFFIXES = (".txt", *(f".txt{suffix}" for suffix in COMPRESSED))
 MAX_STRAY = 0.1
 """Fraction of the text files that may be outside of class folders, in a folder without splits."""
-REPLACED = "\ufffd"
-"""In the place of bytes that are not UTF-8."""
 MIN_TEXTS = 2
 """Texts per class, on average."""
 

@@ -131,7 +131,7 @@ def model_routes(service: Service, info: ModelInfo, batcher: Batcher, pages: dic
     @router.get("/samples")
     async def sample_inputs() -> SamplesResponse:
         """List sample inputs."""
-        return samples(pages, service.endpoint, service.class_names)
+        return samples(pages, service.endpoint, service.class_names, tuple(info.text_columns))
 
     if weights:
         cached = cache(lambda layer: layer_maps(weights[layer]))
@@ -148,6 +148,7 @@ def model_routes(service: Service, info: ModelInfo, batcher: Batcher, pages: dic
 
 def model_info(service: Service, name: str, limits: RequestLimits, batcher: Batcher) -> ModelInfo:
     images = service if isinstance(service, ImageService) else None
+    text_columns = service.text_columns if isinstance(service, TextService) else ()
     series = service.predictor.known if isinstance(service, SeriesService) else None
     return ModelInfo(
         name=name,
@@ -158,6 +159,7 @@ def model_info(service: Service, name: str, limits: RequestLimits, batcher: Batc
         crop_pct=images.preprocessing.crop_pct if images else 1.0,
         grid_size=images.grid_size if images else None,
         class_names=list(service.class_names),
+        text_columns=list(text_columns),
         columns=list(series.columns) if series else [],
         time_column=series.time_column if series else "",
         id_columns=list(series.id_columns) if series else [],

@@ -26,6 +26,8 @@ class AttentionInput(NamedTuple):
 
     value: Any
     layer: str
+    second: str = ""
+    """The second text of a pair."""
 
 
 def attention_routes(service: ImageService | TextService, batcher: Batcher) -> APIRouter:
@@ -54,9 +56,9 @@ def attention_routes(service: ImageService | TextService, batcher: Batcher) -> A
 
         @router.post("/attention", response_model=AttentionResponse)
         async def text_attention(request: AttentionRequest, layer: str = Layer) -> Any:
-            """Get what each token of a text attends to, head by head; in a translation, also of its tokens."""
+            """Get what each token of a text or pair attends to, head by head; in a translation, also of its tokens."""
             lookup(layer, known, "layer")
-            one = AttentionInput(request.text, layer)
+            one = AttentionInput(request.text, layer, request.text_pair)
             return (await batcher.submit(identity, one, read, batched=False)).value
 
     return router
@@ -64,7 +66,7 @@ def attention_routes(service: ImageService | TextService, batcher: Batcher) -> A
 
 def attend_to_images(service: ImageService, items: list[AttentionInput]) -> list[AttentionResponse]:
     spec, found = service.model.spec, []
-    for pixels, layer in items:
+    for pixels, layer, _ in items:
         weights = layer_weights(service, layer, service.predictor.collate([pixels]))
         grid = spec.build_contexts[stage_number(spec, layer)].grid if isinstance(spec, Encoder) else None
         rows, columns = grid or service.grid_size
@@ -75,7 +77,12 @@ def attend_to_images(service: ImageService, items: list[AttentionInput]) -> list
 
 def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[AttentionResponse]:
     found = []
-    for text, layer in items:
+    for text, layer, second in items:
+        if second:
+            inputs = service.predictor.collate([(text, second)])
+            tokens = [service.tokenizer.id_to_token(number) for number in inputs["x"][0].tolist()]
+            found.append(response(layer, layer_weights(service, layer, **inputs), tokens, tokens))
+            continue
         read = text_input(service.model, service.tokenizer, text)
         weights = layer_weights(service, layer, *read.inputs)
         rows = columns = read.read
@@ -87,10 +94,11 @@ def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[A
     return found
 
 
-def layer_weights(service: ImageService | TextService, layer: str, *inputs: Tensor) -> Tensor:
+def layer_weights(service: ImageService | TextService, layer: str, *inputs: Tensor, **named: Tensor) -> Tensor:
     """Attention weights of the first example: h s t."""
     inputs = tuple(x.to(service.model.dtype) if x.is_floating_point() else x for x in inputs)
-    return next(one.weights for one in attention_maps(service.model, *inputs) if one.name == layer)[0].float().cpu()
+    maps = attention_maps(service.model, *inputs, **named)
+    return next(one.weights for one in maps if one.name == layer)[0].float().cpu()
 
 
 def response(layer: str, maps: Tensor, rows: list[str], columns: list[str]) -> AttentionResponse:

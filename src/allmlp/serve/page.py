@@ -31,6 +31,11 @@ TEXTS: dict[Endpoint, list[dict[str, str]]] = {
     "translate": [{"text": "Ein Mann fährt Fahrrad."}, {"text": "Zwei Hunde spielen im Schnee."}],
     "generate": [{"prompt": "Return the"}, {"prompt": "Once upon a time"}],
 }
+PAIRS = [
+    {"text": "A man is playing a guitar.", "text_pair": "Someone is making music."},
+    {"text": "A man is playing a guitar.", "text_pair": "The stage is empty."},
+]
+"""For classifiers of pairs."""
 
 
 def page_files() -> dict[str, Response]:
@@ -48,12 +53,15 @@ def page_files() -> dict[str, Response]:
     }
 
 
-def samples(pages: dict[str, Response], endpoint: Endpoint, class_names: tuple[str, ...]) -> SamplesResponse:
+def samples(
+    pages: dict[str, Response], endpoint: Endpoint, class_names: tuple[str, ...], text_columns: tuple[str, ...] = ()
+) -> SamplesResponse:
     """List sample inputs; for an image model those of its classes, or all if there are none."""
     images = [path for path in pages if path.startswith("/samples/")] if endpoint == "predict" else []
     known = [path for path in images if label(path) in class_names]
     found = [SampleImage(label=label(path), url=path) for path in sorted(known or images)]
-    return SamplesResponse(images=found, texts=TEXTS.get(endpoint, []))
+    pairs = endpoint == "classify" and len(text_columns) > 1
+    return SamplesResponse(images=found, texts=PAIRS if pairs else TEXTS.get(endpoint, []))
 
 
 def label(path: str) -> str:

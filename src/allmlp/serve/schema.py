@@ -99,6 +99,7 @@ class AnswerRequest(RequestModel):
 
 class AttentionRequest(RequestModel):
     text: Text
+    text_pair: Annotated[str, Field(max_length=20_000)] = ""
 
 
 class TranslateRequest(RequestModel):
@@ -286,6 +287,8 @@ class ModelInfo(ResponseModel):
     grid_size: tuple[int, int] | None
     """Rows and columns of patches."""
     class_names: list[str]
+    text_columns: list[str]
+    """Columns of texts that a model of texts was trained on, if known: two for pairs."""
     columns: list[str]
     """Columns of a time-series model."""
     time_column: str

@@ -40,6 +40,7 @@ class TextService:
     def __init__(self, predictor: TextPredictor) -> None:
         self.predictor, self.model, self.tokenizer = predictor, predictor.original, predictor.tokenizer
         self.class_names = predictor.labels
+        self.text_columns = predictor.preprocessing.text_columns
         self.classify: BatchFunction = predictor.probabilities
         self.answer: BatchFunction = predictor.answer
         generates = predictor.causal and predictor.task == "text"  # a causal model may also have learned to classify

@@ -320,12 +320,13 @@ function startText(samples, endpoint) {
   const { fields, button } = FORMS[endpoint];
   const [first, second] = Object.keys(fields);
   $("text").hidden = false;
-  $("first-label").textContent = fields[first];
+  const pair = endpoint === "classify" && model.text_columns.length > 1;
+  $("first-label").textContent = pair ? `First text (${model.text_columns[0]})` : fields[first];
   $("submit").textContent = button;
   $("first").required = endpoint !== "generate";
   if (second) {
     $("second-field").hidden = false;
-    $("second-label").textContent = fields[second];
+    $("second-label").textContent = pair ? `Second text (${model.text_columns[1]})` : fields[second];
     $("second").required = endpoint === "answer";
   }
   if (endpoint === "forecast") {
@@ -342,7 +343,7 @@ function startText(samples, endpoint) {
     field.focus();
   };
   for (const sample of samples.texts) {
-    const choice = element("button", { type: "button" }, sample[first]);
+    const choice = element("button", { type: "button" }, pair ? `${sample[first]} ${sample[second]}` : sample[first]);
     choice.onclick = () => {
       $("first").value = sample[first];
       $("second").value = sample[second] || "";
@@ -365,7 +366,7 @@ function submitText(endpoint) {
     const response = await request(api(endpoint), { method: "POST", body: JSON.stringify(series), headers: { "content-type": "application/json" } }, say);
     return { ...response, past: series.columns };
   }, SHOW.forecast);
-  if (body[first].trim()) showAttention({ method: "POST", body: JSON.stringify({ text: body[first] }), headers: { "content-type": "application/json" } });
+  if (body[first].trim()) showAttention({ method: "POST", body: JSON.stringify({ text: body[first], text_pair: body[second] || "" }), headers: { "content-type": "application/json" } });
   const send = (say) => request(api(endpoint), { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } }, say);
   return submit(send, (response) => SHOW[endpoint](response, body));
 }
