@@ -15,7 +15,7 @@ from results.records import BENCHMARKS, LOGS, Record, document
 
 PEERS = ("timm", "hf")
 EIGHT_BITS = "ours fp8"
-INFERENCE = ("bench_inference", "bench_inference_sizes", "bench_inference_graphs")
+INFERENCE = ("bench_inference", "bench_inference_sizes", "bench_inference_graphs", "bench_inference_8bit")
 """Records of inference at batch 256."""
 AGAINST_VIT = ("bench_against_vit_b16", "bench_against_vit_s16")
 """Records of inference at batch 256 with --against a ViT."""
