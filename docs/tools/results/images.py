@@ -191,10 +191,16 @@ def few_bits() -> str:
 
 
 def anysize() -> str:
+    runs = {row: study("anysize", row) for row in ("gmlp_fixed", "gmlp_any")}
+    metrics = [f"accuracy_{size}" for size in SIZES]
     rows = []
-    for row, what in {"gmlp_fixed": "at 32 pixels", "gmlp_any": "at a random size in every step"}.items():
-        found = study("anysize", row)
-        rows.append((what, str(len(found)), *(accuracy(found, f"accuracy_{size}") for size in SIZES)))
+    for row, what in zip(runs, ("at 32 pixels", "at a random size in every step"), strict=True):
+        rows.append((what, str(len(runs[row])), *(accuracy(runs[row], metric) for metric in metrics)))
+    changes = []
+    for metric in metrics:
+        fixed, free = ({run["seed"]: 100 * run["result"]["test"][metric] for run in found} for found in runs.values())
+        changes.append(show_interval(paired_difference(free, fixed), signed=True))
+    rows.append(("change", "", *changes))
     return table(("trained", "n", *(f"at {size}" for size in SIZES)), rows)
 
 

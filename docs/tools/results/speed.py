@@ -89,6 +89,17 @@ def inference() -> str:
     return commands(*INFERENCE) + table(header, rows)
 
 
+def fp8() -> str:
+    rows = []
+    for row in document("fp8")["rows"]:
+        exact, half, eight = (row[side] for side in ("float32", "bfloat16", "fp8"))
+        accuracies = (percent(side["accuracy"]) for side in (exact, half, eight))
+        errors = (f"{side['error']:.3f}" for side in (half, eight))
+        rows.append((row["model"], f"{row['examples']:,}", *accuracies, percent(eight["agreement"]), *errors))
+    header = ("model, data", "examples", "float32", "bfloat16", "FP8", "same class as in float32")
+    return table((*header, "error of bfloat16", "of FP8"), rows)
+
+
 def training() -> str:
     rows = [
         (
@@ -235,6 +246,7 @@ BLOCKS = {
     "edge-x86-int8": partial(edge_int8, "edge_x86"),
     "bench-inference": inference,
     "bench-vit": against_vit,
+    "fp8": fp8,
     "bench-training": training,
     "bench-pretraining": pretraining,
     "bench-latency": latency,

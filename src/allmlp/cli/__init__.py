@@ -100,9 +100,8 @@ def explain(error: Any) -> str:
     the field of --set it may correspond to, or the commands that have it.
     """
     option: str | None = getattr(error, "option_name", None)
-    if option is None or not hasattr(
-        error, "possibilities"
-    ):  # of click's NoSuchOption; others lack a value or have one
+    # Only click's NoSuchOption has possibilities; options of other errors lack a value, or have one that does not fit.
+    if option is None or not hasattr(error, "possibilities"):
         message = error.format_message()
         missing = hasattr(error, "param_type")  # click's MissingParameter, or that of typer's own click
         return f"{message.rstrip('.')}; for examples: {error.ctx.command_path} --help" if missing else message

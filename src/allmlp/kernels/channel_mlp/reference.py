@@ -13,7 +13,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from allmlp.kernels import has_tma
 from allmlp.kernels.activation.reference import dispatch as dispatch_activation
 
 MAX_WIDTH = 1024
@@ -23,12 +22,13 @@ MIN_ROWS = 4096
 
 
 def dispatch(x: Tensor, weight: Tensor) -> ModuleType:
-    """The module whose `hidden` or `hidden_backward` to use: Triton's for large 16-bit products on a GPU with TMA, if
-    that can load all rows, else this one.
+    """The module whose `hidden` or `hidden_backward` to use: Triton's for large 16-bit products with aligned rows on
+    Hopper, where they were measured and a multiprocessor has the shared memory for two programs, else this one.
     """
     is_large = len(x) >= MIN_ROWS and x.shape[1] <= MAX_WIDTH
     is_aligned = all(size % 8 == 0 for size in weight.shape)
-    fused = x.is_cuda and x.dtype.itemsize == 2 and is_large and is_aligned and has_tma(x.device)
+    is_hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
+    fused = is_hopper and is_large and is_aligned and x.dtype.itemsize == 2
     return import_module(f"allmlp.kernels.channel_mlp.{'triton' if fused else 'reference'}")
 
 
