@@ -525,6 +525,17 @@ def test_differences_are_paired_by_seed() -> None:
     assert paired_difference({0: 1.0}, {1: 1.0}) is None
 
 
+def test_a_row_with_a_reference_of_its_own(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE", "score += 0.02 * ('vit' in recipe)")
+    rows = {name: Row(f"digits_{name}") for name in ("mixer", "vit")} | {"wide": Row("digits_gmlp", reference="mixer")}
+    now, _ = work(small(rows=rows), tmp_path / "out")
+    header, mixer, vit, wide = final_table(summarize(now))
+    column = header.index("to vit / mixer")
+    assert [row[column] for row in (mixer, vit, wide)] == ["-2.00 ± 0.00", "", "+0.00 ± 0.00"]
+    with pytest.raises(UserError, match="unknown row of small 'float'"):
+        small(rows=rows | {"wide": Row("digits_gmlp", reference="float")})
+
+
 @pytest.mark.slow
 def test_tables_and_figure(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -179,14 +179,15 @@ def warmup() -> str:
 
 
 def few_bits() -> str:
+    found = summary("cifar10_quantized_sizes")
+    assert found is not None, "its records are in docs/logs"
     rows = []
-    for suffix in ("", ", nano"):
-        runs = {row: study("cifar10_quantized_sizes", row + suffix) for row in FEW_BITS}
-        values = {row: {run["seed"]: 100 * run["result"]["test"]["accuracy"] for run in runs[row]} for row in FEW_BITS}
-        for row, what in FEW_BITS.items():
-            change = show_interval(paired_difference(values[row], values["float"]), signed=True)
-            size = f"{runs[row][0]['result']['parameters'] / 1e6:.1f} M" if runs[row] else NOTHING
-            rows.append((size, what, str(len(runs[row])), accuracy(runs[row]), NOTHING if row == "float" else change))
+    for line in found.lines:
+        runs = study("cifar10_quantized_sizes", line.row)
+        size, what = f"{runs[0]['result']['parameters'] / 1e6:.1f} M", FEW_BITS[line.row.partition(",")[0]]
+        rows.append(
+            (size, what, str(len(runs)), accuracy(runs), show_interval(line.difference, signed=True) or NOTHING)
+        )
     return table(("gMLP", "weights", "n", "test accuracy", "change"), rows)
 
 

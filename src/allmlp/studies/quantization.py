@@ -23,12 +23,11 @@ def cifar10_quantized_sizes() -> Study:
         for name, run in cifar10_quantized().items():
             is_rounded = run.quantize is not None and not run.quantize.noise
             start: Overrides = {**ROUNDED, "init_from": f"study:float{suffix}"} if is_rounded else {}
-            rows[f"{name}{suffix}"] = Row(f"cifar10_quantized/{name}", {**size, **start})
+            rows[f"{name}{suffix}"] = Row(f"cifar10_quantized/{name}", {**size, **start}, reference=f"float{suffix}")
     return Study(
         "cifar10_quantized_sizes",
         rows,
         compared="epochs",
         metric="accuracy",
         overrides={"budget.epochs": "30"},
-        reference="float",
     )

@@ -36,6 +36,8 @@ class Row:
     overrides: Overrides = field(default_factory=dict)
     candidates: Mapping[str, Overrides] = field(default_factory=dict)
     """Candidate settings, chosen on validation, by name; nothing is tuned if empty."""
+    reference: str = ""
+    """The row to which this one is compared, if it is another than the study's."""
     like: str = ""
     """An earlier row whose chosen setting is used, instead of candidates of this row."""
     curve: tuple[str, float] | None = None
@@ -101,8 +103,8 @@ class Study:
     """Batch size at which the inference rate of every model is measured, after its first run; None to skip this."""
 
     def __post_init__(self) -> None:
-        if self.reference:
-            lookup(self.reference, self.rows, f"row of {self.name}")
+        for reference in self.references:
+            lookup(reference, self.rows, f"row of {self.name}")
         if self.inference_batch and self.compared != "seconds":
             raise UserError(f"study {self.name}: inference is measured alone, where runs that compare seconds are")
         earlier: dict[str, Row] = {}
@@ -159,6 +161,14 @@ class Study:
 
     def data_of(self, row: str) -> Spec:
         return self.trial(row, next(iter(self.candidates(row))), 0, "final", {}, 0).run.data
+
+    def reference_of(self, row: str) -> str:
+        return self.rows[row].reference or self.reference
+
+    @property
+    def references(self) -> list[str]:
+        """All rows to which others are compared."""
+        return [name for name in dict.fromkeys(map(self.reference_of, self.rows)) if name]
 
     def metric_of(self, row: str) -> str:
         return self.rows[row].metric or self.metric

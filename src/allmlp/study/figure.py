@@ -58,7 +58,7 @@ def study_figure(summary: Summary, lines: list[Line]) -> Figure:
     left.set_title(f"mean with 95 % interval; gray: seeds{published}")
     for axis in right:
         axis.axvline(0, color="black", linewidth=0.6)
-        axis.set(xlabel=f"difference to {summary.study.reference}", title="equal seeds, 95 % interval")
+        axis.set(xlabel=f"difference to {' / '.join(summary.study.references)}", title="equal seeds, 95 % interval")
     figure.suptitle(f"{summary.study.name}: equal {summary.study.compared}", fontsize=9)
     return figure
 

@@ -28,7 +28,7 @@ class Line(NamedTuple):
     """Values by seed."""
     result: Interval | None
     difference: Interval | None
-    """Difference to the reference row, over equal seeds."""
+    """Difference to the row's reference, over equal seeds."""
     others: dict[str, Interval]
     """The further metrics that the study reports."""
     floor: float | None
@@ -103,8 +103,9 @@ def final_line(
 ) -> Line:
     """A line of the final table, from all runs of the row; `values` are those of all rows by seed."""
     study, one, metric, finished = now.study, now.study.rows[row], now.metric(row), with_result(found)
+    reference = study.reference_of(row)
     floors = [scores(record)[study.floor] for record in finished if study.floor in scores(record)]
-    compared = study.reference and row != study.reference and metric == now.metric(study.reference)
+    compared = reference and row != reference and metric == now.metric(reference)
     results = [record["result"] for record in finished]
 
     def of_results(name: str) -> list[Any]:
@@ -116,7 +117,7 @@ def final_line(
         with_unit(metric),
         values[row],
         interval(list(values[row].values())) if values[row] else None,
-        paired_difference(values[row], values[study.reference]) if compared else None,
+        paired_difference(values[row], values[reference]) if compared else None,
         other_metrics(study.also, finished),
         scale(metric) * mean(floors) if floors else None,
         one.anchor,
@@ -224,8 +225,8 @@ def final_table(summary: Summary, brief: bool = False) -> list[list[str]]:
     header = ["row", "setting", "parameters", "M multiply-adds", "GiB of memory", f"{summary.unit}/s of inference"]
     if brief:
         header[2:] = ["M params", "M MACs", "GiB", f"{summary.unit}/s"]
-    header += ["seeds", "epochs", "seconds", "metric", title]
-    header += [f"to {summary.study.reference}", *map(with_unit, summary.study.also), "floor", "anchor", "failed"]
+    header += ["seeds", "epochs", "seconds", "metric", title, f"to {' / '.join(summary.study.references)}"]
+    header += [*map(with_unit, summary.study.also), "floor", "anchor", "failed"]
     rows = [
         [
             line.row,
