@@ -80,7 +80,9 @@ def separate_launchers() -> None:
     """
     from triton.runtime import build
 
-    load, lock = build._load_module_from_path, threading.Lock()
+    load, lock = getattr(build, "_load_module_from_path", None), threading.Lock()
+    if load is None:  # of a later version, whose kernels share one launcher
+        return
 
     def load_separately(name: str, path: str) -> ModuleType:
         module = ModuleType(name)
