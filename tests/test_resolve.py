@@ -212,6 +212,28 @@ def test_another_task_has_no_head_to_fit(here: Path) -> None:
     assert run.head_init is not None
 
 
+def test_crops_have_the_size_of_the_model(here: Path) -> None:
+    """They had 224 and 96 pixels for all images, and the model was trained at 224 whatever --size said."""
+    images(here / "photos", count=20)
+    dino = {"task": "Dino"}
+    ((run, _, reasons),) = resolve("photos", TrainOptions("mixer_nano", size=24), dino, "cpu").values()
+    assert isinstance(run.task, Dino) and run.task.crops.global_size == (24, 24) == run.data.img_size  # type: ignore[attr-defined]
+    assert run.task.crops.local_size == (12, 12)  # 3 of 6 patches of 4 pixels
+    assert run.task.configure_model(run.model, run.data.load()).input_size == (24, 24)  # type: ignore[arg-type]
+    assert ("task.crops", "24x24, 12x12") in [(reason.field, reason.value) for reason in reasons]
+    started = only("photos", options=TrainOptions("allmlp:image"), overrides=dino).task
+    assert isinstance(started, Dino) and started.crops.global_size == (128, 128)
+    assert started.crops.local_size == (48, 48) and started.crops.blur_sigma == (0.1, 1.14)
+    given = {**dino, "task.crops.global_size": "48", "task.crops.num_local": "2"}
+    crops = only("photos", options=TrainOptions("mixer_nano"), overrides=given).task.crops  # type: ignore[attr-defined]
+    assert crops.global_size == (48, 48) and crops.num_local == 2
+    assert Dino().sized_for(runs("imagenet_resmlp_s12_dino")["imagenet_resmlp_s12_dino"].model) == {  # type: ignore[arg-type]
+        "global_size": (224, 224),
+        "local_size": (96, 96),
+        "blur_sigma": (0.1, 2.0),
+    }
+
+
 def test_train_alone_tells_what_can_be_done(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["train"])

@@ -181,8 +181,7 @@ def choose_validation(settings: Settings) -> None:
         settings.set("data.val_fraction", VAL_FRACTION, "the data have a test split, but none for validation")
         settings.reload()
     if settings.dataset.validation is not None:
-        size = len(settings.dataset.validation)
-        count = plural(size, "validation example")
+        count = plural(len(settings.dataset.validation), "validation example")
         settings.set("keep_best", True, f"the best weights on {count} are kept and tested")
         settings.set("patience", 6, "evaluations without improvement before the run ends")
 

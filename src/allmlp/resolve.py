@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from allmlp import recipes
-from allmlp.auto import Reason, TrainOptions, choose_run, show
+from allmlp.auto import Reason, TrainOptions, choose_run, rank, show
+from allmlp.data.augment.multicrop import MultiCrop
 from allmlp.data.detect import NAMED, detect_data
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.series_table import SeriesTable
@@ -30,6 +31,7 @@ from allmlp.record import read_run
 from allmlp.run import Budget, Run
 from allmlp.spec import hints, override, override_all
 from allmlp.tasks.classify import Classify
+from allmlp.tasks.dino import Dino
 from allmlp.weights.folder import CONFIG
 from allmlp.weights.start import open_start
 
@@ -112,10 +114,11 @@ def resolve(
     if type(run.task) is not type(choice.run.task):
         run = run.replace(**{field: value for field, value in NO_HEAD_INIT.items() if field not in overrides})
         changes |= NO_HEAD_INIT.keys()
+    run, crops = with_crops(run, overrides)
     check_sizes(run, overrides)
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"
     kept = (reason for reason in choice.reasons if reason.field.partition(".")[0] not in overrides)
-    reasons = [reason for reason in kept if reason.field not in changes]
+    reasons = sorted([*(reason for reason in kept if reason.field not in changes), *crops], key=rank)
     return {name: Resolved(run, out or free_folder(name, run), reasons)}
 
 
@@ -183,6 +186,22 @@ def check_sizes(run: Run, overrides: Mapping[str, Any]) -> None:
     own = (run.model or open_start(str(run.init_from)).model.spec).input_size
     if own is not None and given != own:
         raise UserError(f"data.img_size {show(given)} is not the model's {show(own)}: --size sets both")
+
+
+def with_crops(run: Run, overrides: Mapping[str, Any]) -> tuple[Run, list[Reason]]:
+    """The run with crops of DINO for the size of the model, which would otherwise be trained at that of its crops."""
+    task, model = run.task, run.model or (open_start(run.init_from).model.spec if run.init_from else None)
+    if not isinstance(task, Dino) or model is None:
+        return run, []
+    default, before = MultiCrop(), task.crops
+    for name, value in task.sized_for(model).items():
+        field = f"task.crops.{name}"
+        if field not in overrides and getattr(before, name) == getattr(default, name):
+            run = override(run, field, value)
+    assert isinstance(run.task, Dino)
+    crops = run.task.crops
+    shown = f"{show(crops.global_size)}, {show(crops.local_size)}"
+    return run, [Reason("task.crops", shown, "global and local, for the size of the model")] if crops != before else []
 
 
 def free_folder(name: str, run: Run) -> Path:

@@ -356,6 +356,19 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         detect_data("hf:me/nothing")
 
 
+def test_parquet_tables_that_hold_images(tmp_path: Path) -> None:
+    """A local copy of a dataset of the Hub: it had "no column of texts, images or times, among label"."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    table = arrow.table({"image": [{"bytes": b"", "path": None}] * 4, "label": [0, 1, 0, 1]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    for part in ("train", "test"):
+        parquet.write_table(table, tmp_path / f"{part}-00000-of-00001.parquet")
+    assert detect_data(str(tmp_path)) == HubDataset(str(tmp_path))
+    with pytest.raises(UserError, match=r"train-00000.* holds the images themselves: put the tables of one dataset"):
+        detect_data(str(tmp_path / "train-00000-of-00001.parquet"))
+
+
 @pytest.mark.parametrize("name", ["new data", "data [v2]", "a, b", "de+en", "{1..2}", "Bücher"])
 def test_folders_of_any_name(name: str, tmp_path: Path) -> None:
     """Marks of patterns, lists, pairs and ranges in the name of a folder are only letters."""

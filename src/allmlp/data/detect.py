@@ -41,7 +41,7 @@ from allmlp.data.series_columns import find_time, holds_numbers, plain_samples, 
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad, has_answers, is_squad, read, read_file
-from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
+from allmlp.data.tables import COMPRESSED, embeds_images, is_table, read_table, table_suffix
 from allmlp.data.text_files import file_system, find_encoding, find_files
 from allmlp.data.text_folder import TextFolder
 from allmlp.errors import UserError, command, one_line
@@ -368,11 +368,23 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
             f"{first.file} has no column of numbers, such as 1234.5, to forecast besides {time!r}, among "
             f"{', '.join(columns)}"
         )
+    if embeds_images(first.file):
+        return detect_embedded(first.file, splits)
     refuse_times(first.file, samples)
     what = "labels, called label or with few different values" if texts else "texts, images or times"
     hint = "" if texts else ", or image and label, or write a row for each time and name them date"
     some = ", ".join([*columns[:10], *(["..."] if len(columns) > 10 else [])])
     raise UserError(f"{first.file} has no column of {what}, among {some}: name the columns text and label{hint}")
+
+
+def detect_embedded(file: str, splits: dict[str, list[PeekedTable]]) -> Data:
+    """Tables with the images themselves, which `datasets` reads by their folder."""
+    folder, known = Path(file).parent, {table.file for tables in splits.values() for table in tables}
+    if "://" in file or any(is_table(other) and str(other) not in known for other in folder.iterdir()):
+        raise UserError(
+            f"{file} holds the images themselves: put the tables of one dataset into a folder, and name that"
+        )
+    return HubDataset(str(folder))
 
 
 # --- Hugging Face Hub -----------------------------------------------------------------------------------

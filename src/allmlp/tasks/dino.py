@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -61,6 +61,19 @@ class Dino(Task):
     @property
     def against_fsdp(self) -> str:
         return "it resizes whole token matrices, which FSDP splits"
+
+    def sized_for(self, model: ModelSpec) -> dict[str, Any]:
+        """The fields of `crops` for images of the model's size, in the proportions of the defaults for 224 pixels."""
+        size, defaults = model.input_size, MultiCrop()
+        if size is None:
+            return {}
+        grid = model.build_contexts[-1].grid if isinstance(model, Encoder) else None
+        patches = grid or size
+        ratios = (local / whole for local, whole in zip(defaults.local_size, defaults.global_size))
+        local = (max(round(ratio * count), 1) * side // count for ratio, count, side in zip(ratios, patches, size))
+        low, high = defaults.blur_sigma
+        blur = (low, max(low, round(high * min(size) / min(defaults.global_size), 2)))
+        return {"global_size": size, "local_size": tuple(local), "blur_sigma": blur}
 
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
         model = model.with_channels(len(dataset.mean))
