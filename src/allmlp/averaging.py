@@ -23,7 +23,7 @@ from allmlp.quantization import round_weights
 from allmlp.record import read_run
 from allmlp.weights import folder
 from allmlp.weights.bundled import model_path
-from allmlp.weights.convert import check_finite
+from allmlp.weights.convert import check_finite, read_tokenizer_files
 
 
 def average_models(folders: Sequence[Path], target: Path) -> Path:
@@ -39,6 +39,8 @@ def average_models(folders: Sequence[Path], target: Path) -> Path:
             )
         if class_names(other) != class_names(folders[0]):
             raise UserError(f"{other} has other classes than {folders[0]}, or in another order")
+        if tokenizers_differ(other, folders[0]):
+            raise UserError(f"{other} has another tokenizer than {folders[0]}: their embeddings are of other tokens")
     states = (finite_weights(one, folder.load(one, dtype=None).state_dict()) for one in folders)
     return save_average(folders[0], states, target)
 
@@ -46,6 +48,12 @@ def average_models(folders: Sequence[Path], target: Path) -> Path:
 def class_names(path: Path) -> tuple[str, ...]:
     preprocessing = known_preprocessing(path)
     return preprocessing.class_names if preprocessing else ()
+
+
+def tokenizers_differ(path: Path, other: Path) -> bool:
+    """Whether both folders have a tokenizer, but not the same."""
+    own, others = read_tokenizer_files(path), read_tokenizer_files(other)
+    return bool(own and others) and own != others
 
 
 def finite_weights(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
