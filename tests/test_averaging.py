@@ -71,7 +71,7 @@ def test_weights_that_are_not_finite_have_no_average(tmp_path: Path) -> None:
         model = allmlp.create("mixer_nano", seed=0)
         torch.nn.init.constant_(model.head.proj.bias, value)
         allmlp.save(model, tmp_path / name)
-    with pytest.raises(allmlp.UserError, match="broken: head.proj.bias contains NaN"):
+    with pytest.raises(allmlp.UserError, match=r"broken: head\.proj\.bias contains NaN"):
         average_models([tmp_path / "whole", tmp_path / "broken"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

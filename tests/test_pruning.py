@@ -55,7 +55,7 @@ def test_a_model_without_matrices_says_why() -> None:
     text = allmlp.create("gmlp_mlm_tiny", overrides={"depth": 1})
     with pytest.raises(allmlp.UserError, match="no token-mixing matrices to prune: its Toeplitz weights are"):
         prune(text, 0.5)
-    with pytest.raises(allmlp.UserError, match="no token-mixing matrices to prune$"):
+    with pytest.raises(allmlp.UserError, match=r"no token-mixing matrices to prune$"):
         prune(allmlp.create("vit_nano", overrides={"depth": 1}), 0.5)
 
 
