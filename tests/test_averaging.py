@@ -56,6 +56,26 @@ def test_models_with_their_classes_in_another_order_have_no_average(tmp_path: Pa
         average_models([tmp_path / "cat", tmp_path / "dog"], tmp_path / "out")
 
 
+def test_models_with_other_tokenizers_have_no_average(tmp_path: Path) -> None:
+    for name, word in (("a", "cat"), ("b", "dog"), ("c", "cat")):
+        allmlp.save(allmlp.create("gmlp_mlm_tiny", vocab_size=8, seq_len=8, seed=0), tmp_path / name)
+        (tmp_path / name / "vocab.txt").write_text(f"[PAD]\n{word}\n")
+    with pytest.raises(allmlp.UserError, match="another tokenizer"):
+        average_models([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    average_models([tmp_path / "a", tmp_path / "c"], tmp_path / "out")
+
+
+def test_weights_that_are_not_finite_have_no_average(tmp_path: Path) -> None:
+    for name, value in (("whole", 1.0), ("broken", torch.nan)):
+        model = allmlp.create("mixer_nano", seed=0)
+        torch.nn.init.constant_(model.head.proj.bias, value)
+        allmlp.save(model, tmp_path / name)
+    with pytest.raises(allmlp.UserError, match=r"broken: head\.proj\.bias contains NaN"):
+        average_models([tmp_path / "whole", tmp_path / "broken"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_average_of_few_bits_has_few_bits(tmp_path: Path) -> None:
     quantization = Quantization(bits=3)
     train(small(quantize=quantization, keep_checkpoints=2), tmp_path / "run", "cpu")

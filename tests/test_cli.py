@@ -260,6 +260,7 @@ def test_expected_time_is_that_of_the_measured_speed() -> None:
         (["list", "recipes", "no such recipe"], "no recipe matches 'no such recipe'"),
         (["list", "zebra"], "no model matches 'zebra' (`allmlp list recipes`, `list studies` and `list weights` show"),
         (["list", "study"], "no model matches 'study'; did you mean 'studies'"),
+        (["list", "weights", "zebra"], "no weights match 'zebra'"),
         (["list", "studies", "zebra"], "no study matches 'zebra'"),
         (["list", "recipes", "digits_mixr"], "no recipe matches 'digits_mixr'; did you mean 'digits_mixer'"),
         (["list", "mixer", "gmlp"], "more words are only for"),

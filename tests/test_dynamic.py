@@ -171,6 +171,17 @@ def test_drop_path_and_checkpointing_apply_at_every_size() -> None:
     assert torch.equal(model(images), model(images))
 
 
+@pytest.mark.parametrize("name", ["gmlp_nano", "convmixer_nano", "cyclemlp_nano"])
+def test_gradients_with_checkpointing_at_another_size(name: str) -> None:
+    model, images, gradients = dynamic_model(name), torch.randn(2, 3, 48, 32), []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable).zero_grad()
+        model(images).square().sum().backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain)
+
+
 def test_frozen_blocks_stay_frozen_at_every_size() -> None:
     model = dynamic_model(drop_path=0.9).train()
     model.blocks.eval()

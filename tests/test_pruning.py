@@ -51,6 +51,14 @@ def test_pruning_again_counts_what_is_left() -> None:
     assert (matrix != 0).float().mean() == 0.25
 
 
+def test_a_model_without_matrices_says_why() -> None:
+    text = allmlp.create("gmlp_mlm_tiny", overrides={"depth": 1})
+    with pytest.raises(allmlp.UserError, match="no token-mixing matrices to prune: its Toeplitz weights are"):
+        prune(text, 0.5)
+    with pytest.raises(allmlp.UserError, match=r"no token-mixing matrices to prune$"):
+        prune(allmlp.create("vit_nano", overrides={"depth": 1}), 0.5)
+
+
 def test_a_causal_matrix_has_a_lower_triangle_only() -> None:
     model = allmlp.create("resmlp_seq2seq_tiny", seed=0, seq_len=8)
     before = token_matrices(model)["decoder.blocks.0.token.mix.weight"].clone()

@@ -23,6 +23,7 @@ from allmlp.quantization import round_weights
 from allmlp.record import read_run
 from allmlp.weights import folder
 from allmlp.weights.bundled import model_path
+from allmlp.weights.convert import check_finite, read_tokenizer_files
 
 
 def average_models(folders: Sequence[Path], target: Path) -> Path:
@@ -38,12 +39,26 @@ def average_models(folders: Sequence[Path], target: Path) -> Path:
             )
         if class_names(other) != class_names(folders[0]):
             raise UserError(f"{other} has other classes than {folders[0]}, or in another order")
-    return save_average(folders[0], (folder.load(one, dtype=None).state_dict() for one in folders), target)
+        if tokenizers_differ(other, folders[0]):
+            raise UserError(f"{other} has another tokenizer than {folders[0]}: their embeddings are of other tokens")
+    states = (finite_weights(one, folder.load(one, dtype=None).state_dict()) for one in folders)
+    return save_average(folders[0], states, target)
 
 
 def class_names(path: Path) -> tuple[str, ...]:
     preprocessing = known_preprocessing(path)
     return preprocessing.class_names if preprocessing else ()
+
+
+def tokenizers_differ(path: Path, other: Path) -> bool:
+    """Whether both folders have a tokenizer, but not the same."""
+    own, others = read_tokenizer_files(path), read_tokenizer_files(other)
+    return bool(own and others) and own != others
+
+
+def finite_weights(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of the model or checkpoint at `path`; UserError if one of them would spoil the average."""
+    return {name: check_finite(path, name, weight) for name, weight in state.items()}
 
 
 def average_checkpoints(run: Path, last: int, target: Path) -> Path:
@@ -53,7 +68,7 @@ def average_checkpoints(run: Path, last: int, target: Path) -> Path:
         raise UserError(
             f"{run} has {plural(len(found), 'checkpoint')}, not {last}: train with --set keep_checkpoints={last}"
         )
-    return save_average(run, map(model_weights, found), target)
+    return save_average(run, (finite_weights(place, model_weights(place)) for place in found), target)
 
 
 def model_weights(place: Path) -> dict[str, Tensor]:

@@ -66,7 +66,7 @@ def select(names: list[str], pattern: str, noun: str) -> list[str]:
         hint = did_you_mean(pattern, [*others, *names])
         if others and not hint:
             hint = " (`allmlp list recipes`, `list studies` and `list weights` show what is no model)"
-        raise UserError(f"no {noun} matches {pattern!r}{hint}")
+        raise UserError(f"no {noun} {'match' if noun == 'weights' else 'matches'} {pattern!r}{hint}")
     return found
 
 

@@ -157,6 +157,7 @@ class ForwardAtSize:
         self.resize = GridResize(model.spec, spec, model.device)
         with torch.device("meta"):
             self.network = spec.build().train(model.training)
+        self.network.borrows_weights = True
         self.model, self.device = model, model.device
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -227,6 +228,7 @@ class SizeVariant:
         self.resize = GridResize(spec, other, device, rule)
         with torch.device("meta"):
             self.network = other.build()
+        self.network.borrows_weights = True
         self.cached: CachedWeights | None = None
 
     def call(self, model: DynamicEncoderModel, method: str, *args: Any, **kwargs: Any) -> Any:

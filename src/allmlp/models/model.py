@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from allmlp.errors import UserError, lookup
@@ -94,6 +95,8 @@ class Model(nn.Module, Generic[S]):
     folder: str | None = None
     """Folder that the model was loaded from; it contains the tokenizer of a text model."""
     checkpointing: bool = False
+    borrows_weights: bool = False
+    """Whether every call gets its weights by `functional_call`, which takes them away before the backward pass."""
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Tokens after the last norm, [B, S, C]."""
@@ -122,7 +125,12 @@ class Model(nn.Module, Generic[S]):
 
     def run_block(self, block: nn.Module, *inputs: Any) -> Tensor:
         """The output of a block; its activations are recomputed in the backward pass under gradient checkpointing."""
-        return checkpoint(block, *inputs, use_reentrant=False) if self.checkpointing else block(*inputs)
+        if not self.checkpointing:
+            return block(*inputs)
+        if not self.borrows_weights:
+            return checkpoint(block, *inputs, use_reentrant=False)
+        weights = {**dict(block.named_parameters()), **dict(block.named_buffers())}
+        return checkpoint(lambda *args: functional_call(block, weights, args), *inputs, use_reentrant=False)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
         """Save the model with a model card; the options are those of `allmlp.save_pretrained`."""

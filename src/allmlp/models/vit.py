@@ -1,6 +1,6 @@
 """Vision Transformer (Dosovitskiy et al., 2020), as in DeiT: the baseline of the image models.
 
-Initialized as Google's Flax code: Xavier uniform, MLP biases near zero, positions N(0, 0.02).
+Initialized as Google's Flax code: Xavier uniform, positions N(0, 0.02); but MLP biases are zero, there N(0, 1e-6).
 """
 
 from __future__ import annotations
