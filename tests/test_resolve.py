@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import allmlp
 from allmlp.auto import TrainOptions
 from allmlp.cli import main
+from allmlp.data.dataset import Data
 from allmlp.data.digits import Digits
 from allmlp.data.image_folder import ImageFolder
 from allmlp.models.encoder import Encoder
 from allmlp.recipes import runs
-from allmlp.resolve import free_folder, resolve
+from allmlp.resolve import choose, free_folder, resolve
 from allmlp.run import Budget, Run
 from allmlp.spec import to_dict
 from allmlp.tasks.dino import Dino
@@ -210,6 +212,14 @@ def test_another_task_has_no_head_to_fit(here: Path) -> None:
     assert {"head_init", "start_margin"} <= fields
     run = only("photos", options=TrainOptions(model="allmlp:image"), overrides={"task.label_smoothing": "0"})
     assert run.head_init is not None
+
+
+def test_another_task_on_data_of_the_users_own(here: Path) -> None:
+    """As on files: the head is not fitted, and the crops have the size of the model."""
+    items = [(torch.randint(256, (3, 32, 32), dtype=torch.uint8), i % 2) for i in range(20)]
+    run, reasons = choose(Data.of(items, name="items"), TrainOptions("allmlp:cifar10"), {"task": "Dino"}, "cpu")
+    assert isinstance(run.task, Dino) and run.task.crops.global_size == (32, 32) and run.head_init is None
+    assert "task.crops" in {reason.field for reason in reasons}
 
 
 def test_crops_have_the_size_of_the_model(here: Path) -> None:

@@ -52,9 +52,9 @@ def train(
     evaluations, checkpoints and the end. `metrics` maps names to functions of the logits [N, K] and labels [N] of the
     whole evaluated split that return a number: {"f1": f1}.
     """
-    from allmlp.auto import TrainOptions, choose_run
+    from allmlp.auto import TrainOptions
     from allmlp.data.dataset import Data
-    from allmlp.resolve import resolve, with_options
+    from allmlp.resolve import choose, resolve, with_options
     from allmlp.run import Run
     from allmlp.spec import override_all
     from allmlp.training import train as train_run
@@ -72,10 +72,10 @@ def train(
     if folder is None:
         raise UserError(f"{'a Run' if isinstance(run, Run) else 'Data'} needs a folder: train(run, out)")
     if isinstance(run, Run):
-        made = with_options(run, options)
+        made = override_all(with_options(run, options), overrides)
     else:
-        made = choose_run(run, device=device, overrides=overrides, **options._asdict()).run
-    return train_run(override_all(made, overrides), folder, device, callbacks, metrics)
+        made, _ = choose(run, options, overrides, device)
+    return train_run(made, folder, device, callbacks, metrics)
 
 
 @suggest_keywords

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from allmlp import recipes
 from allmlp.auto import Reason, TrainOptions, choose_run, rank, show
 from allmlp.data.augment.multicrop import MultiCrop
+from allmlp.data.dataset import Data
 from allmlp.data.detect import NAMED, detect_data
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.series_table import SeriesTable
@@ -91,12 +92,6 @@ def resolve(
     if not path.exists() and source not in NAMED and re.fullmatch(r"[\w./-]+", source):
         hint = did_you_mean(source, [*recipes.recipes(), *NAMED, *(file.name for file in Path().iterdir())])
         raise UserError(f"{source!r} is neither a recipe (`allmlp list recipes`) nor a file or folder{hint}")
-    model = overrides.get("model")
-    is_preset = isinstance(model, str) and model in presets() and not Path(model).exists()
-    if is_preset and options.model is None and "init_from" not in overrides:
-        # As with --model: settings for this model, and not for a trained one, whose weights do not fit it.
-        options = options._replace(model=model)
-        overrides = {name: value for name, value in overrides.items() if name != "model"}
     # Overrides of the data come first: without them data may be unreadable, as with two possible label columns.
     names = (name for name in overrides if name.startswith("data.") and name not in Run.aliases)
     fields = {name.removeprefix("data."): overrides[name] for name in names}
@@ -104,6 +99,21 @@ def resolve(
     texts = path.is_file() and is_table(source) and "text_column" in fields  # which may be as short as labels
     data = SeriesTable(source) if series else LabeledText(source) if texts else detect_data(source)
     data = override_all(data, fields)
+    run, reasons = choose(data, options, overrides, device)
+    name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"
+    return {name: Resolved(run, out or free_folder(name, run), reasons)}
+
+
+def choose(
+    data: Data, options: TrainOptions, overrides: Mapping[str, Any], device: str | None
+) -> tuple[Run, list[Reason]]:
+    """What is chosen for data, with overrides, and the reasons for what they leave."""
+    model = overrides.get("model")
+    is_preset = isinstance(model, str) and model in presets() and not Path(model).exists()
+    if is_preset and options.model is None and "init_from" not in overrides:
+        # As with --model: settings for this model, and not for a trained one, whose weights do not fit it.
+        options = options._replace(model=model)
+        overrides = {name: value for name, value in overrides.items() if name != "model"}
     # Mistakes in these are found before models are compared, which takes longer.
     override_all(
         Run(model=None, task=Classify(), data=data), {name: overrides[name] for name in filter(is_plain, overrides)}
@@ -116,10 +126,9 @@ def resolve(
         changes |= NO_HEAD_INIT.keys()
     run, crops = with_crops(run, overrides)
     check_sizes(run, overrides)
-    name = re.sub(r"[^\w.-]+", "_", path.resolve().name.partition(".")[0] or path.resolve().name) or "data"
     kept = (reason for reason in choice.reasons if reason.field.partition(".")[0] not in overrides)
     reasons = sorted([*(reason for reason in kept if reason.field not in changes), *crops], key=rank)
-    return {name: Resolved(run, out or free_folder(name, run), reasons)}
+    return run, reasons
 
 
 def changed(
