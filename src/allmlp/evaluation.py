@@ -388,8 +388,9 @@ def default_evaluation(predictor: TextPredictor) -> tuple[Task, TextData]:
     if predictor.task == "text":
         return CausalLM() if predictor.causal else MaskedLM(), Corpus("")
     if predictor.task == "translation":
-        source, *_ = *predictor.preprocessing.text_columns, ParallelCorpus.source_lang
-        target = ParallelCorpus.target_lang if source != ParallelCorpus.target_lang else ParallelCorpus.source_lang
+        source_lang, target_lang = ParallelCorpus.source_lang, ParallelCorpus.target_lang
+        source = next(iter(predictor.preprocessing.text_columns), source_lang)
+        target = target_lang if source != target_lang else source_lang
         return Translation(), ParallelCorpus("", source_lang=source, target_lang=target)
     return QuestionAnswering(), Squad(
         "", "", TokenizerConfig(), *WindowConfig.for_seq_len(predictor.preprocessing.seq_len)

@@ -1,7 +1,7 @@
 """Fused operations. Each folder holds the definition in plain PyTorch (reference.py) next to the fast path.
 
 Inference kernels: token_mix, layer_norm, linear, unit_rows. Differentiable training ops: token_matmul, channel_mlp,
-gated_mlp, made of the kernels activation and row_sum.
+gated_mlp, made of kernels of their own and of those in activation and row_sum.
 """
 
 from __future__ import annotations
