@@ -56,6 +56,16 @@ def test_models_with_their_classes_in_another_order_have_no_average(tmp_path: Pa
         average_models([tmp_path / "cat", tmp_path / "dog"], tmp_path / "out")
 
 
+def test_models_with_other_normalization_have_no_average(tmp_path: Path) -> None:
+    model = allmlp.create("mixer_nano", num_classes=2)
+    for name, std in (("a", 0.5), ("b", 0.25), ("c", 0.5)):
+        model.preprocessing = ImagePreprocessing((0.5,) * 3, (std,) * 3, ("cat", "dog"))
+        allmlp.save(model, tmp_path / name)
+    with pytest.raises(allmlp.UserError, match="another mean or std"):
+        average_models([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    average_models([tmp_path / "a", tmp_path / "c"], tmp_path / "out")
+
+
 def test_models_with_other_tokenizers_have_no_average(tmp_path: Path) -> None:
     for name, word in (("a", "cat"), ("b", "dog"), ("c", "cat")):
         allmlp.save(allmlp.create("gmlp_mlm_tiny", vocab_size=8, seq_len=8, seed=0), tmp_path / name)

@@ -39,6 +39,8 @@ def average_models(folders: Sequence[Path], target: Path) -> Path:
             )
         if class_names(other) != class_names(folders[0]):
             raise UserError(f"{other} has other classes than {folders[0]}, or in another order")
+        if normalization(other) != normalization(folders[0]):
+            raise UserError(f"{other} normalizes its inputs with another mean or std than {folders[0]}")
         if tokenizers_differ(other, folders[0]):
             raise UserError(f"{other} has another tokenizer than {folders[0]}: their embeddings are of other tokens")
     states = (finite_weights(one, folder.load(one, dtype=None).state_dict()) for one in folders)
@@ -48,6 +50,11 @@ def average_models(folders: Sequence[Path], target: Path) -> Path:
 def class_names(path: Path) -> tuple[str, ...]:
     preprocessing = known_preprocessing(path)
     return preprocessing.class_names if preprocessing else ()
+
+
+def normalization(path: Path) -> tuple[object, object]:
+    preprocessing = known_preprocessing(path)
+    return getattr(preprocessing, "mean", None), getattr(preprocessing, "std", None)
 
 
 def tokenizers_differ(path: Path, other: Path) -> bool:

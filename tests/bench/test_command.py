@@ -203,6 +203,11 @@ def test_one_file_of_numbers(
     assert [row["backend"] for row in found] == ["ours eager"]
 
 
+def test_without_a_backend_that_runs_it_ends_with_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "mixer_nano", "--batch-size", "1", "--backends", "ours-fp8", "--out", str(tmp_path))
+    assert code == 1 and "fp8 needs a GPU" in out
+
+
 def test_a_disagreement_ends_with_1() -> None:
     rows = [Measurement("m", "m", None, "inference", "ours fast", 1, "images", note="rejected: output error 1.0e+00")]
     assert BenchReport(BenchOptions(("m",), (1,), "cpu", "float32"), {}, 1.0, rows, {}).rejected == rows
