@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
+from sample_images import encode, scene
 
 from allmlp.data.cifar import Cifar10, Cifar100
 from allmlp.data.corpus import Corpus
@@ -367,6 +368,17 @@ def test_parquet_tables_that_hold_images(tmp_path: Path) -> None:
     assert detect_data(str(tmp_path)) == HubDataset(str(tmp_path))
     with pytest.raises(UserError, match=r"train-00000.* holds the images themselves: put the tables of one dataset"):
         detect_data(str(tmp_path / "train-00000-of-00001.parquet"))
+
+
+@pytest.mark.parametrize("form", ["bytes", "struct"])
+def test_parquet_tables_that_hold_images_without_saying_so(form: str, tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    cells = [data if form == "bytes" else {"bytes": data, "path": None} for data in [encode(scene(8, 8))] * 4]
+    parquet.write_table(arrow.table({"pixels": cells, "label": [0, 1, 0, 1]}), tmp_path / "train.parquet")
+    assert detect_data(str(tmp_path / "train.parquet")) == HubDataset(str(tmp_path))
+    parquet.write_table(arrow.table({"pixels": [b"?"] * 4, "label": [0, 1, 0, 1]}), tmp_path / "train.parquet")
+    with pytest.raises(UserError, match="has no column of texts, images or times, among label"):
+        detect_data(str(tmp_path / "train.parquet"))
 
 
 @pytest.mark.parametrize("name", ["new data", "data [v2]", "a, b", "de+en", "{1..2}", "Bücher"])

@@ -135,6 +135,16 @@ def test_mistakes(library: dict[str, Any]) -> None:
         read("w")
 
 
+def test_a_column_of_bytes_without_a_type(library: dict[str, Any]) -> None:
+    images = {"train": table([0, 1] * 4), "test": table([0, 1])}
+    library["x"] = {name: Table({"img": None, "label": None}, split.columns) for name, split in images.items()}
+    for split in library["x"].values():
+        del split.columns["id"]
+    found = read("x")
+    assert len(found.train) == 8 and len(found.test) == 2
+    assert found.train.fetch(torch.arange(8)).images[:, 2, 7, 7].tolist() == [n * 37 % 256 for n in range(8)]
+
+
 def test_corrupt_cells(library: dict[str, Any], tmp_path: Path) -> None:
     train = table([0, 1] * 10)
     file = tmp_path / "a.png"

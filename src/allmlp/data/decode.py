@@ -136,6 +136,16 @@ def open_image(source: Path | io.BytesIO, decode: Decode) -> Iterator[Any]:
         raise CorruptImage(one_line(reason) or type(reason).__name__) from reason
 
 
+def is_image(cell: object) -> bool:
+    """Whether a table's cell, bytes or {"bytes": ...}, holds an image with a header that can be read."""
+    data = cell.get("bytes") if isinstance(cell, dict) else cell
+    try:
+        with open_image(io.BytesIO(data if isinstance(data, bytes) else b""), Decode()):
+            return True
+    except CorruptImage:
+        return False
+
+
 def read_images(files: Sequence[Path], size: tuple[int, int], preprocessing: ImagePreprocessing) -> Tensor:
     """Read image files, resized and cropped as for evaluation: uint8, b c h w."""
     decode = Decode(crop_pct=preprocessing.crop_pct, color="rgb" if len(preprocessing.mean) == 3 else "gray")

@@ -30,7 +30,7 @@ from allmlp.data.dataset import Data
 from allmlp.data.digits import Digits
 from allmlp.data.flowers import Flowers102, is_flowers
 from allmlp.data.frequency import is_time
-from allmlp.data.hub_dataset import HubDataset
+from allmlp.data.hub_dataset import HubDataset, embeds_images
 from allmlp.data.image_folder import ImageFolder, folders, split_folders
 from allmlp.data.image_table import LOOKED_UP, FileFinder, ImageTable, stem_column
 from allmlp.data.labeled_text import LabeledText
@@ -41,7 +41,7 @@ from allmlp.data.series_columns import find_time, holds_numbers, plain_samples, 
 from allmlp.data.series_table import SeriesTable
 from allmlp.data.shards import Shards
 from allmlp.data.squad import Squad, has_answers, is_squad, read, read_file
-from allmlp.data.tables import COMPRESSED, embeds_images, is_table, read_table, table_suffix
+from allmlp.data.tables import COMPRESSED, is_table, read_table, table_suffix
 from allmlp.data.text_files import file_system, find_encoding, find_files
 from allmlp.data.text_folder import TextFolder
 from allmlp.errors import UserError, command, one_line

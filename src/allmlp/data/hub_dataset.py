@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from allmlp.data.dataset import Data, ImageDataset, Split
-from allmlp.data.decode import CorruptImage, Decode
+from allmlp.data.decode import CorruptImage, Decode, is_image
 from allmlp.data.encoded_images import EncodedImages, NumWorkers, image_dataset
 from allmlp.data.splits import divide
+from allmlp.data.tables import table_suffix
+from allmlp.data.text_files import open_parquet
 from allmlp.errors import UserError, lookup, one_line, require
 from allmlp.files import expand_user, read_regular
 from allmlp.spec import Rate, Seed, Size
@@ -46,6 +48,7 @@ class HubDataset(Data):
         tested = {chosen: lookup(chosen, tables, f"split of {self.name}")} if chosen else {}
         features = train.features
         images = [name for name, feature in features.items() if isinstance(feature, library.Image)]
+        images = images or [name for name, cell in train[0].items() if is_image(cell)]
         image = self.image_column or next(iter(images), "image")
         labels = [name for name, feature in features.items() if isinstance(feature, library.ClassLabel)]
         label = self.label_column or next(iter(labels), "label")
@@ -130,3 +133,13 @@ def class_indices(values: Iterable[Any], classes: tuple[str, ...], source: str) 
     if not found or not all(isinstance(value, int) and 0 <= value < len(classes) for value in found):
         raise UserError(f"{source} is empty or has images without a known label: set test_split to another split")
     return found
+
+
+def embeds_images(file: str) -> bool:
+    """Whether a Parquet file has a column with the images themselves, by its metadata or its first row."""
+    if table_suffix(file) != ".parquet":
+        return False
+    with open_parquet(file) as found:
+        features = (found.schema_arrow.metadata or {}).get(b"huggingface", b"")
+        first = next(found.iter_batches(1), None)
+        return b'"_type": "Image"' in features or any(map(is_image, first.to_pylist()[0].values() if first else ()))

@@ -361,12 +361,3 @@ def read_parquet(file: str, nested: Collection[str] = ()) -> Table:
                     yield dict(zip(columns, map(as_text, values)))
 
     return Table(file, tuple(columns), rows)
-
-
-def embeds_images(file: str) -> bool:
-    """Whether a Parquet file of the `datasets` package has a column with the images themselves."""
-    if table_suffix(file) != ".parquet":
-        return False
-    with open_parquet(file) as found:
-        features = (found.schema_arrow.metadata or {}).get(b"huggingface", b"")
-    return b'"_type": "Image"' in features
