@@ -117,7 +117,7 @@ def bench(
         print_report(report)
         print(f"results{' and figures' if drawn else ''} in {out}")
         next_command("show", models[0])
-    if report.rejected or not any(row.calls_s for row in report.rows):
+    if report.rejected or all(row.note for row in report.rows):
         raise typer.Exit(1)
 
 
