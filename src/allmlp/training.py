@@ -111,7 +111,7 @@ def training_loop(
     model = create(spec, seed=run.seed, device=world.device)
     parameters = count(model.parameters())
     if start is not None:
-        fresh = transfer(model, start)
+        fresh = transfer(model, start, getattr(dataset, "class_names", ()))
         if run.lora:
             run.lora.apply(model, run.seed, fresh)
     elif run.stem_init:
