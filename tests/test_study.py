@@ -112,6 +112,14 @@ def test_tuned_on_validation_then_once_on_test(fake: Path, tmp_path: Path, monke
     assert len(calls(fake)) == 10, "what has a record runs again"
 
 
+def test_evaluations_that_choose_the_weights_take_place(fake: Path, tmp_path: Path) -> None:
+    rows = {"best": Row("ett_dlinear/etth1_96"), "last": Row("ett_dlinear/etth1_96", {"keep_best": "false"})}
+    rows |= {"own": Row("digits_vit", {"patience": "2", "eval_every": "7"})}
+    work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
+    assert [call.get("eval_every") for call in calls(fake)] == [None, str(MAX_COUNT), "7"]
+    assert all(call["save_every"] == str(MAX_COUNT) for call in calls(fake))
+
+
 def test_a_row_of_a_table_of_runs(fake: Path, tmp_path: Path) -> None:
     study = small(rows={"conv": Row("cifar10_ablations/conv")}, reference="", seeds=1)
     assert len(work(study, tmp_path / "out")[0].done) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,9 @@ Key = tuple[str, str, str, int]
 PARENT = "study:"
 """An override study:ROW is the model trained by ROW with the same seed, study:ROW@0 that of seed 0."""
 AT_THE_END: Overrides = {"eval_every": str(MAX_COUNT), "save_every": str(MAX_COUNT)}
-"""A run is evaluated once, when it ends; it is not resumed, so it needs no checkpoints before."""
+"""A run is evaluated once, when it ends, unless evaluations choose its weights or its end; it is not resumed, so it
+needs no checkpoints before.
+"""
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,11 @@ class Study:
             }
             merged |= part
         merged |= {"val_size": str(val_size), "seed": str(seed)}
-        return Trial(row, candidate, seed, purpose, one.recipe, merged)
+        trial = Trial(row, candidate, seed, purpose, one.recipe, merged)
+        if (trial.run.keep_best or trial.run.patience) and merged["eval_every"] == AT_THE_END["eval_every"]:
+            evaluated = {field: value for field, value in merged.items() if field != "eval_every"}
+            return dataclasses.replace(trial, overrides=evaluated)
+        return trial
 
 
 @dataclass(frozen=True)
