@@ -761,6 +761,17 @@ def test_sweep_of_a_recipe() -> None:
     assert [trial.run.optim for trial in other.tuning_trials("digits_mixer")] == [AdamW(lr=1e-3), AdamW(lr=2e-3)]
 
 
+def test_series_are_tuned_on_their_own_validation_split(tmp_path: Path) -> None:
+    rows = [f"2016-07-{1 + hour // 24 % 28:02d} {hour % 24:02d}:00:00,{hour % 24},{hour % 7}" for hour in range(14_400)]
+    (tmp_path / "ETTh1.csv").write_text("\n".join(["date,a,b", *rows]))
+    places, choices = {"data.path": str(tmp_path)}, {"optim.lr": ["1e-3", "2e-3"]}
+    study = sweep("ett_dlinear/etth1_96", choices, {}, places)
+    assert study.tuning is not None and study.tuning.val_size == 0
+    assert [trial.run.val_size for trial in study.tuning_trials("etth1_96")] == [0, 0]
+    found = {"purpose": "tune", "result": {"validation": {"mse": 1.0}, "test": {"mse": 2.0}}}
+    assert runner.scores(found) == {"mse": 1.0}
+
+
 def test_a_spec_that_is_set_replaces_the_settings_of_the_study() -> None:
     rows = {"a": Row("digits_mixer", {"budget.epochs": "3"}, candidates={"slow": {"optim.lr": "1e-4"}})}
     options = {"budget": '{"kind": "Budget", "steps": 2}', "optim": "AdamW"}
