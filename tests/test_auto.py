@@ -123,6 +123,15 @@ def test_settings_are_chosen_for_the_selected_examples(changes: dict[str, Any], 
         resolve(data, TrainOptions(model), {"data.fraction": "2"}, device="cpu")
 
 
+def test_a_run_without_validation_examples_keeps_its_last_weights(here: Path) -> None:
+    (run,) = (
+        found.run
+        for found in resolve(reviews(here / "a.csv"), TrainOptions(), {"data.val_fraction": "0"}, "cpu").values()
+    )
+    assert run.select(run.data.load()).validation is None and not run.keep_best and run.patience is None
+    assert run.start_margin == 0
+
+
 def test_a_given_batch_size_is_evaluated_every_epoch_too(here: Path) -> None:
     """Patience counts evaluations, and the best of them is kept."""
     place = photos(here / "photos", {"cat": 30, "dog": 30})

@@ -177,7 +177,7 @@ def show(value: Any) -> str:
 
 def choose_validation(settings: Settings) -> None:
     """Hold out a validation split if the data have none, and keep the weights that are best on it."""
-    if settings.dataset.validation is None and settings.has("val_fraction"):
+    if settings.dataset.validation is None and getattr(settings.run.data, "val_fraction", 0.0) is None:
         settings.set("data.val_fraction", VAL_FRACTION, "the data have a test split, but none for validation")
         settings.reload()
     if settings.dataset.validation is not None:
