@@ -123,6 +123,14 @@ def test_settings_are_chosen_for_the_selected_examples(changes: dict[str, Any], 
         resolve(data, TrainOptions(model), {"data.fraction": "2"}, device="cpu")
 
 
+def test_settings_are_chosen_for_the_start_that_is_set(here: Path) -> None:
+    """Image size and normalization are those of this model, as with --model."""
+    place, model = photos(here / "photos", {"cat": 30, "dog": 30}), trained(here / "model")
+    (wanted,) = resolve(place, TrainOptions(model), {}, "cpu").values()
+    (found,) = resolve(place, TrainOptions(), {"init_from": model}, "cpu").values()
+    assert found == wanted and found.run.init_from == model and found.run.data.img_size == (16, 16)  # type: ignore[attr-defined]
+
+
 def test_a_run_without_validation_examples_keeps_its_last_weights(here: Path) -> None:
     (run,) = (
         found.run
