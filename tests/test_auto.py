@@ -123,6 +123,35 @@ def test_settings_are_chosen_for_the_selected_examples(changes: dict[str, Any], 
         resolve(data, TrainOptions(model), {"data.fraction": "2"}, device="cpu")
 
 
+def test_settings_are_chosen_for_the_start_that_is_set(here: Path) -> None:
+    """Image size and normalization are those of this model, as with --model."""
+    place, model = photos(here / "photos", {"cat": 30, "dog": 30}), trained(here / "model")
+    (wanted,) = resolve(place, TrainOptions(model), {}, "cpu").values()
+    (found,) = resolve(place, TrainOptions(), {"init_from": model}, "cpu").values()
+    assert found == wanted and found.run.init_from == model and found.run.data.img_size == (16, 16)  # type: ignore[attr-defined]
+
+
+def test_a_run_without_validation_examples_keeps_its_last_weights(here: Path) -> None:
+    (run,) = (
+        found.run
+        for found in resolve(reviews(here / "a.csv"), TrainOptions(), {"data.val_fraction": "0"}, "cpu").values()
+    )
+    assert run.select(run.data.load()).validation is None and not run.keep_best and run.patience is None
+    assert run.start_margin == 0
+
+
+def test_a_given_batch_size_is_evaluated_every_epoch_too(here: Path) -> None:
+    """Patience counts evaluations, and the best of them is kept."""
+    place = photos(here / "photos", {"cat": 30, "dog": 30})
+    (chosen,), (given,) = (
+        resolve(place, TrainOptions(), fields, "cpu").values() for fields in ({}, {"batch_size": "4"})
+    )
+    assert len(given.run.select(given.run.data.load()).train) == 42
+    assert (chosen.run.batch_size, chosen.run.eval_every) == (16, 5)
+    assert (given.run.batch_size, given.run.eval_every, given.run.save_every) == (4, 11, 11)
+    assert not any(reason.field == "batch_size" for reason in given.reasons)
+
+
 def test_starts_are_compared_on_the_selected_examples(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def count(self: HeadInit, model: object, task: object, dataset: ImageDataset, **options: int) -> float:
         return float(len(dataset.train))

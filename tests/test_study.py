@@ -112,6 +112,14 @@ def test_tuned_on_validation_then_once_on_test(fake: Path, tmp_path: Path, monke
     assert len(calls(fake)) == 10, "what has a record runs again"
 
 
+def test_evaluations_that_choose_the_weights_take_place(fake: Path, tmp_path: Path) -> None:
+    rows = {"best": Row("ett_dlinear/etth1_96"), "last": Row("ett_dlinear/etth1_96", {"keep_best": "false"})}
+    rows |= {"own": Row("digits_vit", {"patience": "2", "eval_every": "7"})}
+    work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
+    assert [call.get("eval_every") for call in calls(fake)] == [None, str(MAX_COUNT), "7"]
+    assert all(call["save_every"] == str(MAX_COUNT) for call in calls(fake))
+
+
 def test_a_row_of_a_table_of_runs(fake: Path, tmp_path: Path) -> None:
     study = small(rows={"conv": Row("cifar10_ablations/conv")}, reference="", seeds=1)
     assert len(work(study, tmp_path / "out")[0].done) == 1
@@ -751,6 +759,17 @@ def test_sweep_of_a_recipe() -> None:
     assert list(sweep("cifar10_ablations", {}, {}, {}).rows)[:2] == ["linear", "layernorm"]
     other = sweep("digits_mixer", {"optim.lr": ["1e-3", "2e-3"]}, {"optim": "AdamW"}, {}, val_size=90)
     assert [trial.run.optim for trial in other.tuning_trials("digits_mixer")] == [AdamW(lr=1e-3), AdamW(lr=2e-3)]
+
+
+def test_series_are_tuned_on_their_own_validation_split(tmp_path: Path) -> None:
+    rows = [f"2016-07-{1 + hour // 24 % 28:02d} {hour % 24:02d}:00:00,{hour % 24},{hour % 7}" for hour in range(14_400)]
+    (tmp_path / "ETTh1.csv").write_text("\n".join(["date,a,b", *rows]))
+    places, choices = {"data.path": str(tmp_path)}, {"optim.lr": ["1e-3", "2e-3"]}
+    study = sweep("ett_dlinear/etth1_96", choices, {}, places)
+    assert study.tuning is not None and study.tuning.val_size == 0
+    assert [trial.run.val_size for trial in study.tuning_trials("etth1_96")] == [0, 0]
+    found = {"purpose": "tune", "result": {"validation": {"mse": 1.0}, "test": {"mse": 2.0}}}
+    assert runner.scores(found) == {"mse": 1.0}
 
 
 def test_a_spec_that_is_set_replaces_the_settings_of_the_study() -> None:

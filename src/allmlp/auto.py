@@ -68,8 +68,8 @@ ORDER = (
     "patience",
 )
 """Order of the reasons; other fields come last."""
-SELECTION = {"train_fraction", "train_per_class", *Run.aliases}
-"""Overrides that select training examples."""
+GIVEN = {"train_fraction", "train_per_class", *Run.aliases, "batch_size"}
+"""Overrides that other settings depend on: those that select training examples, and the batch size."""
 MAX_TFIDF = 50_000
 """Maximum number of training texts for fitting the TF-IDF baseline."""
 
@@ -111,10 +111,10 @@ def choose_run(
 ) -> Choice:
     """Choose a run for `data` on `device`. `model` is a name of `allmlp list`, trained from random weights, or a
     trained model to start from (`open_start`); `size` is the image size or the number of tokens. Of `overrides`, those
-    that select training examples are set, as the choice depends on them.
+    in `GIVEN` are set, as the choice depends on them.
     """
-    selection = {name: value for name, value in (overrides or {}).items() if name in SELECTION}
-    settings = Settings(data, own_device(device), TrainOptions(model, epochs, minutes, size), selection)
+    given = {name: value for name, value in (overrides or {}).items() if name in GIVEN}
+    settings = Settings(data, own_device(device), TrainOptions(model, epochs, minutes, size), given)
     dataset = settings.dataset
     for kind, choose in CHOOSERS.items():
         if isinstance(dataset, kind):
@@ -131,9 +131,9 @@ def rank(reason: Reason) -> int:
 class Settings:
     """The run under construction, and the reasons for its fields."""
 
-    def __init__(self, data: Data, device: torch.device, options: TrainOptions, selection: Mapping[str, Any]) -> None:
-        self.run = override_all(Run(model=None, task=Classify(), data=data), selection)
-        self.device, self.options, self.reasons = device, options, list[Reason]()
+    def __init__(self, data: Data, device: torch.device, options: TrainOptions, given: Mapping[str, Any]) -> None:
+        self.run = override_all(Run(model=None, task=Classify(), data=data), given)
+        self.device, self.options, self.given, self.reasons = device, options, given, list[Reason]()
         with announced("reading the data", is_main()):
             self.dataset: Dataset = self.run.select(data.load())
 
@@ -177,7 +177,7 @@ def show(value: Any) -> str:
 
 def choose_validation(settings: Settings) -> None:
     """Hold out a validation split if the data have none, and keep the weights that are best on it."""
-    if settings.dataset.validation is None and settings.has("val_fraction"):
+    if settings.dataset.validation is None and getattr(settings.run.data, "val_fraction", 0.0) is None:
         settings.set("data.val_fraction", VAL_FRACTION, "the data have a test split, but none for validation")
         settings.reload()
     if settings.dataset.validation is not None:
@@ -216,7 +216,7 @@ def show_budget(budget: Budget) -> str:
 
 def choose_batch(settings: Settings, batch_size: int) -> None:
     """Set the batch size, and log, evaluate and save every epoch unless epochs are very short."""
-    size = max(min(batch_size, settings.examples), 1)
+    size = settings.run.batch_size if "batch_size" in settings.given else max(min(batch_size, settings.examples), 1)
     why = "all examples" if size == settings.examples else "small batches for few examples or a CPU"
     settings.set("batch_size", size, why if size < 128 else "enough examples for large batches")
     steps = max(-(-settings.examples // size), 5)

@@ -114,6 +114,11 @@ def choose(
         # As with --model: settings for this model, and not for a trained one, whose weights do not fit it.
         options = options._replace(model=model)
         overrides = {name: value for name, value in overrides.items() if name != "model"}
+    start = overrides.get("init_from", "none")
+    is_start = isinstance(start, str) and start != "none" and (start not in presets() or Path(start).exists())
+    if is_start and options.model is None and "model" not in overrides:
+        options = options._replace(model=start)
+        overrides = {name: value for name, value in overrides.items() if name != "init_from"}
     # Mistakes in these are found before models are compared, which takes longer.
     override_all(
         Run(model=None, task=Classify(), data=data), {name: overrides[name] for name in filter(is_plain, overrides)}

@@ -97,7 +97,9 @@ class Run(Spec):
     stem_init: Whitening | None = None
     """Initialization of the patch embedding from training images, in place of the model's own."""
     init_from: str | None = None
-    """A model folder or run to start from. Weights are resized to another input size; a head that differs is new."""
+    """A model folder or run to start from. Weights are resized to another input size; a head that differs is new,
+    and so are the scores of other classes.
+    """
     head_init: HeadInit | None = None
     """Initialization of the classifier on the features of the model as it starts."""
     lora: Lora | None = None

@@ -111,7 +111,7 @@ def training_loop(
     model = create(spec, seed=run.seed, device=world.device)
     parameters = count(model.parameters())
     if start is not None:
-        fresh = transfer(model, start)
+        fresh = transfer(model, start, getattr(dataset, "class_names", ()))
         if run.lora:
             run.lora.apply(model, run.seed, fresh)
     elif run.stem_init:
@@ -254,10 +254,11 @@ def training_loop(
             merge(averaged)
             round_weights(averaged)
             save_model(path, averaged, run.task.files(dataset), world)
-            results = (results or evaluate(task, averaged, evaluated, world, run, metrics)) | floors
+            full = run.task.build_evaluator(averaged, dataset).to(world.device) if task.evaluates_part else task
+            results = ((full is task and results) or evaluate(full, averaged, evaluated, world, run, metrics)) | floors
             result: dict[str, Any] = {split: results}
             if dataset.validation:
-                result["test"] = results = evaluate(task, averaged, dataset.test, world, run, metrics)
+                result["test"] = results = evaluate(full, averaged, dataset.test, world, run, metrics)
                 results |= run.task.floors(dataset, dataset.test)
         result |= {"best_step": best.step} if run.keep_best else {}
         result |= {"parameters": parameters, "trained_parameters": trained, "steps": step} | meter.cost()

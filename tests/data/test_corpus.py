@@ -116,6 +116,16 @@ def test_test_documents_are_not_in_the_training_split(spec: Corpus) -> None:
     assert len(train) + len(test) == 60 and 5 < len(test) < 35 and not train & test
 
 
+def test_files_for_testing_are_not_trained_on(spec: Corpus, tmp_path: Path) -> None:
+    """Also where a pattern finds them; the same text for both is a trial."""
+    alone = spec.load()
+    data = spec.replace(path=f"{tmp_path}/./t*.txt").load()
+    rows, others = (found.train.fetch(torch.arange(len(found.train))).ids for found in (data, alone))
+    assert torch.equal(rows, others)
+    trial = spec.replace(test=spec.path).load()
+    assert len(trial.test) == len(trial.train) == len(alone.train)
+
+
 def test_rows_that_stay_on_disk_are_the_same(spec: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     held = spec.load().train
     monkeypatch.setattr(corpus, "MAX_BYTES_IN_MEMORY", 0)

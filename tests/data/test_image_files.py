@@ -243,6 +243,9 @@ def test_table_with_splits_and_other_columns(tmp_path: Path) -> None:
     assert len(only.train) == 16 and len(only.test) == 4 and only.validation is None
     three = read_table(table(tmp_path, "photo;number;kind;split", [*dev[:18], *rows[18:]]))
     assert [len(part) for part in (three.train, three.validation, three.test)] == [16, 2, 2]
+    val = table(tmp_path, "photo,kind", ["0.png,0", "1.png,1", "2.png,0"], "val.csv")
+    beside = read_table(table(tmp_path, "photo;number;kind;split", rows), val=str(val))
+    assert [len(part) for part in (beside.train, beside.validation, beside.test)] == [16, 3, 4]
     test = table(tmp_path, "photo,kind", ["19.png,0", "18.png,1"], "test.csv")
     given = read_table(tmp_path / "labels.csv", test=str(test), image_column="photo", label_column="kind")
     assert len(given.train) == 20 and labels_of(given.test).tolist() == [0, 1]

@@ -150,6 +150,16 @@ def test_text_files_in_folders_of_classes(tmp_path: Path) -> None:
         spec.load()
 
 
+def test_a_column_of_splits_beside_a_file_for_validation(tmp_path: Path) -> None:
+    """What the column calls test is neither trained on nor replaced."""
+    rows = [f"text {number},{number % 2},{['train', 'dev', 'test'][number % 3]}" for number in range(30)]
+    (tmp_path / "val.csv").write_text("text,label\nother 1,0\nother 2,1\n")
+    for chosen in (rows, [row for row in rows if "test" not in row]):
+        data = csv_data(tmp_path, "text,label,split\n" + "\n".join(chosen), val=str(tmp_path / "val.csv"))
+        assert [len(split) for split in (data.train, data.validation, data.test)] == [10, 2, 10]
+        assert data.notes == ()
+
+
 def test_a_column_of_splits(tmp_path: Path) -> None:
     rows = [f"text {number},{number % 2},{['TRAIN', 'TRAIN', 'dev', 'test'][number // 2 % 4]}" for number in range(40)]
     data = csv_data(tmp_path, "text,label,split\n" + "\n".join(rows))

@@ -95,6 +95,7 @@ def test_patterns(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     check(read(f"{folder}/train-{{0..1}}.tar", test=f"{folder}/val-*.tar"))
     check(read(f"{folder}/train-0.tar, {folder}/train-1.tar", test=f"{folder}/val-0.tar"))
+    check(read(folder, test=f"{folder.parent}/./data/val-0.tar"))  # which is not trained on
     assert expand_range("a-{008..010}-{0..1}.tar")[3:5] == ["a-009-1.tar", "a-010-0.tar"]
     assert [shard.path for shard in find(f"{folder}/*.tar")] == sorted(map(str, folder.glob("*.tar")))
 

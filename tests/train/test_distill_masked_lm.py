@@ -8,20 +8,25 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import allmlp
+from allmlp import parallel
 from allmlp import training as loop
 from allmlp.data.corpus import Corpus, TextDataset
+from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import TokenizerConfig
 from allmlp.layers import ClassifierHead, MeanPool
 from allmlp.models.cost import measure
 from allmlp.models.gmlp import gmlp_text
 from allmlp.models.model import Model
-from allmlp.optim import AdamW
+from allmlp.optim import AdamW, Sgd
 from allmlp.run import Budget, Run
 from allmlp.tasks.distill_masked_lm import DistillMaskedLM, DistillMaskedLMModule, cosine_distance
 from allmlp.tasks.masked_lm import MaskedBatch, MaskedLM, Masking, MaskingVocab
+from allmlp.tasks.task import StepContext
+from allmlp.train_step import TrainStep
 from allmlp.weights.huggingface_bert import load_bert, word_embeddings
 from train.runs import small
 from train.test_train import losses, same_weights, train_interrupted
@@ -123,6 +128,38 @@ def test_loss_matches_its_equation(texts: TextDataset, teacher: Path) -> None:
     torch.testing.assert_close(found.metrics["mlm_loss"], labeled.total)
     torch.testing.assert_close(found.metrics["accuracy"], labeled.metrics["accuracy"])
     torch.testing.assert_close(found.metrics["agreement"], torch.stack(cosines).mean())
+
+
+def test_positions_of_micro_batches_and_processes_have_equal_weights(
+    texts: TextDataset, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of them are selected for prediction: rounding gives short rows a larger share."""
+    task = module(DistillMaskedLM(str(teacher), MaskedLM(Masking(0.1)), alpha=0.8), texts).train()
+
+    def prepare(rows: list[int], parts: int, rank: int = 0, size: int = 1) -> list[tuple[Tensor, ...]]:
+        indices = torch.tensor(rows)
+        context = StepContext(0.5, torch.Generator().manual_seed(0), rank, size)
+        return task.prepare_batches(Batch(0, 0.0, indices, texts.train.fetch(indices)).split(parts), context)
+
+    def gradient(batches: list[tuple[Tensor, ...]], rank: int = 0, size: int = 1) -> tuple[Tensor, Tensor]:
+        task.zero_grad()
+        step = TrainStep(task, Sgd().build(task), parallel.World(rank, size, torch.device("cpu")))
+        losses = step.backward(batches)
+        gradients = torch.cat([weight.grad.flatten() for weight in task.parameters() if weight.grad is not None])
+        return gradients, torch.stack([losses.total, *losses.metrics.values()])
+
+    rows = [0, 1, 2, 3, 4, 5, 6, 12, 13, 20]
+    (inputs,) = prepare(rows, 1)
+    whole = gradient([inputs])
+    for found, expected in zip(gradient(prepare(rows, 4)), whole, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    selected = task.loss_weight(*inputs)
+    sums = torch.stack([(inputs[0] != texts.tokenizer.pad_token_id).sum(), selected])
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", lambda values: values.copy_(sums if values.dim() else selected))
+    halves = [gradient(prepare(rows[rank::2], 2, rank, 2), rank, 2) for rank in range(2)]
+    for found, expected in zip(map(torch.stack, zip(*halves)), whole, strict=True):
+        torch.testing.assert_close(found.mean(0), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_cosine_distance_ignores_padding() -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ import allmlp
 from allmlp import checkpoint, compilation, log, pace, parallel
 from allmlp import training as loop
 from allmlp.data.augment import Augment, Translate
+from allmlp.data.dataset import ImageDataset
 from allmlp.data.preprocessing import read_preprocessing
 from allmlp.ema import ModelEma, one_minus_decay_at
 from allmlp.layers.scale import DropPath
@@ -567,6 +569,31 @@ def test_start_from_another_model(whole: Path, tmp_path: Path) -> None:
     assert all(torch.equal(before[key], after[key]) for key in before)
     with pytest.raises(allmlp.UserError, match="is another model than that of the run: 22 weights differ"):
         train(run.replace(model=run.model.replace(width=8)), tmp_path / "narrow", "cpu")
+
+
+class OtherBlobs(Blobs):
+    """The same images under other names."""
+
+    names: tuple[str, ...] = ()
+
+    def load(self) -> ImageDataset:
+        return replace(super().load(), class_names=self.names)
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"), [(("w", "x", "y", "z"), False), (("b", "a", "c", "d"), False), (("0", "1", "2", "3"), True)]
+)
+def test_the_scores_of_other_classes_are_new(whole: Path, tmp_path: Path, names: tuple[str, ...], kept: bool) -> None:
+    """Also where there are as many; data whose classes are only numbered may be those of the start."""
+    run = small(budget=Budget(steps=1), optim=AdamW(lr=0.0), ema_decay=None, data=OtherBlobs(names=names))
+    train(run, tmp_path / "fresh", "cpu")
+    train(run.replace(init_from=str(whole)), tmp_path / "tuned", "cpu")
+    fresh, before, after = (
+        allmlp.load(place).state_dict() for place in (tmp_path / "fresh", whole, tmp_path / "tuned")
+    )
+    for key in after:
+        expected = before if kept or not key.startswith("head.proj.") else fresh
+        assert torch.equal(after[key], expected[key]), key
 
 
 # --- errors -----------------------------------------------------------------------------------------

@@ -318,6 +318,21 @@ def test_only_eval_pairs_are_decoded_during_training(toy: ParallelCorpus) -> Non
     assert int((numbers <= again.evaluated.last).sum()) == again.evaluated.pairs == 5
 
 
+def test_the_result_of_a_run_is_of_all_pairs(toy: ParallelCorpus, tmp_path: Path) -> None:
+    """However few were decoded during training, to choose the weights."""
+    lines = Path(toy.test).read_text().splitlines()
+    (tmp_path / "val.tsv").write_text("\n".join(lines[:12]) + "\n")
+    for name, data in (("tested", toy), ("chosen", toy.replace(val=str(tmp_path / "val.tsv")))):
+        task = Translation(num_beams=1, eval_pairs=2)
+        few = run(data, resmlp_seq2seq(1, 32, 4), 20).replace(task=task, keep_best=name == "chosen")
+        results = loop.train(few, tmp_path / name, "cpu")
+        assert results == pytest.approx(loop.evaluate_checkpoint(tmp_path / name, "cpu"))
+        whole, dataset = module(data.replace(test=data.val or data.test, val=""), Translation(num_beams=1))
+        whole.model.load_state_dict(allmlp.load(tmp_path / name).state_dict())
+        found = next(iter(read_record(tmp_path / name)["result"].values()))
+        assert found["chrf"] == pytest.approx(evaluated(whole, dataset, 5)["chrf"])
+
+
 def test_validation_file(toy: ParallelCorpus, tmp_path: Path) -> None:
     """Evaluated during training, the test file at the end alone; each has its own references and number of pairs."""
     lines = Path(toy.test).read_text().splitlines()

@@ -43,6 +43,14 @@ def aliases(name: str) -> set[str]:
     return {canonical(part) for part in parts}
 
 
+def are_same_classes(names: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether both name the same classes in the same order. Numbers, of classes without names, stand for any name."""
+    numbers = [*map(str, range(len(names)))]
+    if len(names) != len(others) or numbers in ([*names], [*others]):
+        return len(names) == len(others)
+    return all(name == other or aliases(name) & aliases(other) for name, other in zip(names, others))
+
+
 def model_class_names(names: Sequence[str], num_classes: int) -> tuple[str, ...]:
     """`names`, or ImageNet's identifiers for 1,000 classes without names, or else numbers."""
     if names:

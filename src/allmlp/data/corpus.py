@@ -59,7 +59,7 @@ class TextDataset(Dataset):
 
 class Corpus(TextData):
     """Text files of any number and size; `path` and `test` as in `find_files`. README and LICENSE files are skipped
-    unless named explicitly.
+    unless named explicitly. Files of `test` are not trained on where `path` names others too.
 
     Without `test`, the hash of a document decides whether it belongs to the `test_fraction`. With `packing` rows span
     document boundaries, as in the papers; without it a row has tokens of one document and padding. With
@@ -87,6 +87,9 @@ class Corpus(TextData):
     def load(self) -> TextDataset:
         files, left = leave_out(find_files(self.path), self.path)
         tests, more = leave_out(find_files(self.test), self.test) if self.test else ([], [])
+        tested = {os.path.realpath(file) for file in tests}
+        # One that is all of both is not left out: a trial, on the same text.
+        files = [file for file in files if os.path.realpath(file) not in tested] or files
         stamps = [f"{file} {stamp(file)}" for file in (*files, *tests)]
         if len(tests) > 1:  # not with one, so that tokens cached by earlier versions are found
             stamps.append(f"{len(tests)} for testing")

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -102,6 +102,8 @@ class Subset:
 class Dataset:
     """A loaded dataset: its training and test split, and a validation split if the data have one."""
 
+    split_by_time: ClassVar[bool] = False
+    """Whether no examples can be held out of the training split, since they overlap with the others."""
     train: Split
     test: Split
     validation: Split | None = field(default=None, kw_only=True)

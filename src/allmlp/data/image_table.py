@@ -62,9 +62,10 @@ class ImageTable(ImageFileData):
         parts = {"train": self.path, "validation": self.val, "test": self.test}
         reader = ImageTableReader(self)
         found = {name: list(reader.read(paths)) for name, paths in parts.items() if paths or name == "train"}
-        if len(found) == 1:
-            made = zip(parts, split_rows(found["train"]))
-            found = {name: rows for name, rows in made if rows or name == "train"}
+        if "test" not in found:
+            made = dict(zip(parts, split_rows(found["train"])))
+            made["validation"] = found.get("validation", made["validation"])
+            found = {name: rows for name, rows in made.items() if rows or name in found}
         labels = [row.label for row in found["train"]]
         if not labels:
             raise UserError(f"{self.path} has no labeled images")

@@ -180,8 +180,9 @@ class LabeledText(TextData):
         """Build the dataset from examples; `tests` are pairs of file name and examples, `classes` the class names."""
         notes = [*notes, *conflict_notes(train)]
         test = [row for _, found in tests for row in found]
-        if not tests and not validation:
-            train, validation, test = split_rows(train)
+        if not tests:
+            train, held_out, test = split_rows(train)
+            validation = validation or held_out
         given = {"validation": [*map(text_key, validation)], "test": [*map(text_key, test)]}
         notes += overlap_notes(map(text_key, train), given, "texts")
         train, validation, test = self.split(train, validation, test, notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -84,6 +84,7 @@ class SplitEnds(NamedTuple):
 class SeriesDataset(Dataset):
     """Time series: windows, in units of the standard deviation of each series and column."""
 
+    split_by_time: ClassVar[bool] = True
     columns: tuple[str, ...]
     ids: tuple[str, ...]
     mean: Tensor

@@ -47,9 +47,10 @@ PARSING = threading.Lock()
 class Shards(Data):
     """Shards with key.jpg (.png, .webp, ...) and key.cls, or else key.json with an integer at `label_key`.
 
-    `path` and `test` are folders, files, patterns (*, ?) or ranges ({0000..0099}), local or URLs, separated by commas.
-    Without `test`, shards whose names start with test are for testing, and those with val for validation, or else for
-    testing; if there are none, `test_fraction` of every class is for testing and as much for validation.
+    `path` and `test` are folders, files, patterns (*, ?) or ranges ({0000..0099}), local or URLs, separated by commas;
+    shards of `test` are not trained on, also where `path` names them. Without `test`, shards whose names start with
+    test are for testing, and those with val for validation, or else for testing; if there are none, `test_fraction` of
+    every class is for testing and as much for validation.
     `class_names_file` is a text file with one class name per line. The index is written next to its shard, or else to
     `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
     """
@@ -69,6 +70,8 @@ class Shards(Data):
         train, validation, test = find(self.path), [], find(self.test) if self.test else []
         if not self.test:
             train, validation, test = by_name(train)
+        tested = {shard.place for shard in test}
+        train = [shard for shard in train if shard.place not in tested]
         if not train:
             raise UserError(
                 f"no train shards in {self.path}: set data.path and data.test to folders or patterns such as "
@@ -111,6 +114,11 @@ class Shard(NamedTuple):
 
     def __str__(self) -> str:
         return self.remote.unstrip_protocol(self.path) if self.remote else self.path
+
+    @property
+    def place(self) -> str:
+        """The same for every way to write the path of a file."""
+        return str(self) if self.remote else os.path.realpath(self.path)
 
     def open(self) -> IO[bytes]:
         return self.remote.open(self.path, "rb") if self.remote else open(self.path, "rb")

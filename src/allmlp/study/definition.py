@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,9 @@ Key = tuple[str, str, str, int]
 PARENT = "study:"
 """An override study:ROW is the model trained by ROW with the same seed, study:ROW@0 that of seed 0."""
 AT_THE_END: Overrides = {"eval_every": str(MAX_COUNT), "save_every": str(MAX_COUNT)}
-"""A run is evaluated once, when it ends; it is not resumed, so it needs no checkpoints before."""
+"""A run is evaluated once, when it ends, unless evaluations choose its weights or its end; it is not resumed, so it
+needs no checkpoints before.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Tuning:
     """Settings for comparing the candidates."""
 
     val_size: int
-    """Training examples held out."""
+    """Training examples held out; 0 for data with a validation split of their own."""
     seeds: int = 1
     overrides: Overrides = field(default_factory=dict)
     """Overrides of tuning runs only, for example a smaller budget."""
@@ -201,7 +204,11 @@ class Study:
             }
             merged |= part
         merged |= {"val_size": str(val_size), "seed": str(seed)}
-        return Trial(row, candidate, seed, purpose, one.recipe, merged)
+        trial = Trial(row, candidate, seed, purpose, one.recipe, merged)
+        if (trial.run.keep_best or trial.run.patience) and merged["eval_every"] == AT_THE_END["eval_every"]:
+            evaluated = {field: value for field, value in merged.items() if field != "eval_every"}
+            return dataclasses.replace(trial, overrides=evaluated)
+        return trial
 
 
 @dataclass(frozen=True)
@@ -261,7 +268,8 @@ def sweep(
 ) -> Study:
     """A study of one recipe, or of every row of a table: tune on validation, then evaluate seeds on test.
 
-    Without `val_size`, a tenth of the training examples is held out, for which data are loaded from `locations`.
+    Without `val_size`, a tenth of the training examples is held out, for which data are loaded from `locations`; time
+    series have a validation split.
     """
     if both := choices.keys() & options.keys():
         raise UserError(f"{sorted(both)[0]} is both swept and set: use either --sweep or --set")
@@ -272,8 +280,11 @@ def sweep(
         override_all(run, one)  # wrong fields or values are reported before data are loaded
     val_size = val_size or first.val_size
     if candidates and not val_size:
-        val_size = max(len(override_all(first, locations).data.load().train) // 10, 1)
-    tuning = Tuning(val_size) if candidates else None
+        dataset = override_all(first, locations).data.load()
+        if dataset.split_by_time and dataset.validation is None:
+            raise UserError(f"{recipe} has no validation split to choose on: set data.val_fraction")
+        val_size = 0 if dataset.split_by_time else max(len(dataset.train) // 10, 1)
+    tuning = Tuning(val_size or 0) if candidates else None
     rows = {name.rpartition("/")[2]: Row(name, candidates=candidates) for name in found}
     compared: Compared = "seconds" if any(run.budget.minutes for run in found.values()) else "epochs"
     return Study(recipe.replace("/", "_"), rows, compared, tuning=tuning, options=options)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,6 +14,7 @@ from allmlp.data.corpus import TextDataset
 from allmlp.data.dataset import Dataset
 from allmlp.data.labeled_text import LabeledTextDataset
 from allmlp.data.preprocessing import TextPreprocessing, read_preprocessing
+from allmlp.data.sampler import Batch
 from allmlp.data.squad import SquadDataset
 from allmlp.data.tokenizer import Tokenizer, load_tokenizer
 from allmlp.errors import UserError
@@ -25,7 +27,7 @@ from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model
 from allmlp.spec import Rate
 from allmlp.tasks.masked_lm import MaskedBatch, MaskedLM, MaskedLMModule, token_losses
-from allmlp.tasks.task import DistillationTask, Losses, TaskModule
+from allmlp.tasks.task import DistillationTask, Losses, StepContext, TaskModule
 from allmlp.weights import folder
 from allmlp.weights.convert import is_model_folder
 from allmlp.weights.huggingface_bert import init_embeddings, load_bert
@@ -141,12 +143,29 @@ class DistillMaskedLMModule(MaskedLMModule):
         teacher = measure(self.teacher.features_spec).macs
         return super().flops + 2 * teacher + 6 * self.seq_len * self.proj.weight.numel()
 
+    def prepare_batches(self, parts: list[Batch], context: StepContext) -> list[tuple[Tensor, ...]]:
+        """Also the number of real positions per selected token in the whole batch: micro-batches and processes count by
+        their selected tokens, and all real positions of a step have equal weights.
+        """
+        prepared = super().prepare_batches(parts, context)
+        real = torch.stack([(ids != self.pad_token_id).sum() for ids, *_ in prepared]).sum()
+        selected = torch.stack([self.loss_weight(*inputs) for inputs in prepared]).sum()
+        counts = torch.stack([real, selected])
+        if dist.is_initialized():
+            dist.all_reduce(counts)
+        return [(*inputs, counts[0] / counts[1].clamp(min=1)) for inputs in prepared]
+
+    def loss_weight(self, *inputs: Tensor) -> Tensor:
+        return MaskedBatch(*inputs[1:5]).weights.sum()
+
     def compute_loss(self, *inputs: Tensor) -> Losses:
-        ids, *masked = inputs
+        ids, masked, real_per_selected = inputs[0], inputs[1:5], inputs[5:]
         batch, real = MaskedBatch(*masked), ids != self.pad_token_id
         features = self.encode(self.model, batch, ids)
         mlm_loss, metrics = token_losses(self.model, features, batch).losses()
         distance = cosine_distance(self.proj(features).float(), self.teacher(ids, real), real)
+        if real_per_selected:
+            distance = distance * real.sum() / (real_per_selected[0] * batch.weights.sum().clamp(min=1))
         metrics |= {"mlm_loss": mlm_loss, "agreement": 1 - distance}
         return Losses(torch.lerp(mlm_loss, distance, self.distill.alpha), metrics)
 

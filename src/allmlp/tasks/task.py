@@ -131,6 +131,8 @@ class TaskModule(nn.Module):
     """Logits, labels and split numbers of the batches evaluated so far; None if they are not collected."""
     split_names: tuple[str, ...] = ("",)
     """Names of the test sets, if there are several."""
+    evaluates_part: bool = False
+    """Whether `evaluate` is of a part of a split, to be quick in training; that of `Task.build_evaluator` is of all."""
 
     def forward(self, *inputs: Tensor) -> Losses:
         return self.compute_loss(*inputs)

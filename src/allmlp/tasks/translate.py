@@ -77,7 +77,7 @@ class TranslationModule(TaskModule):
         super().__init__()
         self.unit = "tokens", dataset.tokens_per_pair
         self.spec, self.model = spec, check_translation_model(model, dataset.tokenizer)
-        self.metrics = TranslationMetrics()
+        self.metrics, self.evaluates_part = TranslationMetrics(), spec.eval_pairs is not None
         self.tokenizer, self.references = dataset.tokenizer, dataset.references
         max_tokens = self.model.spec.encoder.stem.tokens
         if dataset.seq_len > max_tokens:

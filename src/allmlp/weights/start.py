@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from allmlp.data.class_names import are_same_classes
 from allmlp.data.dataset import Dataset
 from allmlp.data.preprocessing import Preprocessing
 from allmlp.data.series import SeriesDataset
@@ -65,16 +67,17 @@ def open_start(name: str | os.PathLike[str]) -> Start:
     return Start(text, model, known, str(where if where.is_dir() else where.parent))
 
 
-def transfer(model: Model, start: Start) -> list[str]:
+def transfer(model: Model, start: Start, classes: Sequence[str] = ()) -> list[str]:
     """Initialize `model` with the weights of `start`; returns the keys that keep their initialization.
 
-    All weights must match, except for head and pool, which keep their initialization if they differ. Weights of the
-    same model at another image size or sequence length are resized; Toeplitz matrices can become dense ones.
+    All weights must match, except for head and pool, which keep their initialization if they differ, and for the layer
+    of class scores, which keeps it if `classes`, those of the run, are not those of the start. Weights of the same
+    model at another image size or sequence length are resized; Toeplitz matrices can become dense ones.
     """
-    known, channels = start.model.spec.input_channels, model.spec.input_channels
-    if None not in (known, channels) and known != channels:
+    read, channels = start.model.spec.input_channels, model.spec.input_channels
+    if None not in (read, channels) and read != channels:
         raise UserError(
-            f"{start.name} reads images with {plural(known, 'channel')}, those of the run have {channels}: train "
+            f"{start.name} reads images with {plural(read, 'channel')}, those of the run have {channels}: train "
             "a model from random weights, such as --model mixer_nano"
         )
     source = resized(start.model, model.spec)
@@ -83,7 +86,13 @@ def transfer(model: Model, start: Start) -> list[str]:
     prefixes = (*HEAD_PREFIXES, *heads)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in source.items()}
-    fresh = [name for name, shape in shapes.items() if name.startswith(prefixes) and given.get(name) != shape]
+    known = start.preprocessing.class_names if start.preprocessing else ()
+    renamed = [] if not (known and classes) or are_same_classes(classes, known) else class_scores(model)
+    fresh = [
+        name
+        for name, shape in shapes.items()
+        if name.startswith(prefixes) and (given.get(name) != shape or name in renamed)
+    ]
     body = {name: shape for name, shape in shapes.items() if name not in fresh}
     others = {name for name in given if name not in body and not name.startswith(prefixes)}
     differing = others | {name for name, shape in body.items() if given.get(name) != shape}
@@ -94,6 +103,14 @@ def transfer(model: Model, start: Start) -> list[str]:
         )
     model.load_state_dict({name: source[name] for name in body}, strict=False)
     return fresh
+
+
+def class_scores(model: Model) -> list[str]:
+    """Keys of the layer that computes the class scores, the last linear one of the head; empty without a head."""
+    head = model.parts().get("head")
+    layers = [] if head is None else [*model.get_submodule(head).named_modules(prefix=head)]
+    found = [(path, layer) for path, layer in layers if isinstance(layer, nn.Linear)]
+    return [f"{path}.{name}" for path, layer in found[-1:] for name, _ in layer.named_parameters()]
 
 
 def resized(model: Model, like: ModelSpec) -> dict[str, Tensor]:
