@@ -81,8 +81,9 @@ def text_card() -> str:
             (
                 "pretrained with",
                 f"`allmlp train text_encoder`, {pretraining['seconds'] / 60:.1f} minutes on one H200: masked words of"
-                " English Wikipedia and IMDb reviews, a third of these behind their ratings, test perplexity"
-                f" {pretraining['test']['perplexity']:.2f}",
+                " English Wikipedia and IMDb reviews, a third of these behind their ratings; perplexity"
+                f" {pretraining['test']['perplexity']:.2f} on articles that were also trained on, since `wiki*` in"
+                " the record names them too",
             ),
             ("fine-tuned with", "`allmlp train text_encoder_sst2` on the 67,349 phrases of SST-2"),
             ("stored as", "int8 with a scale per row (5.9 MB)"),
