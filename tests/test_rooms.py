@@ -185,6 +185,7 @@ BELOW = {
         "device",
         "errors",
         "files",
+        "models",
         "spec",
         "data",
         "weights",

@@ -137,7 +137,7 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
         raise UserError(f"name the table to forecast: allmlp predict {model} TABLE.csv --out forecast.csv")
     forecaster = Forecaster(model, device)
     forecasts = forecaster.forecast(*tables)
-    known = forecaster.known
+    known = forecaster.preprocessing
     if out is not None:
         shown = write_forecasts(forecasts, forecaster, Path(out))
         print(f"wrote {out}: {plural(forecaster.horizon, 'step')} of {known.frequency} after the last of each series")
@@ -155,7 +155,7 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
 
 
 def objects_of(forecasts: Iterable[SeriesForecast], forecaster: Forecaster) -> Iterator[dict[str, Any]]:
-    known = forecaster.known
+    known = forecaster.preprocessing
     for one in forecasts:
         found: dict[str, Any] = {"id": one.id, "times": one.stamps}
         found["values"] = dict(zip(known.columns, one.values.T.tolist()))

@@ -34,7 +34,7 @@ class SeriesService:
         self.predictor, self.model = predictor, predictor.model
 
     def warm_up(self) -> tuple[BatchFunction, Any]:
-        return self.forecast, Past("", np.zeros((1, len(self.predictor.known.columns))), [])
+        return self.forecast, Past("", np.zeros((1, len(self.predictor.preprocessing.columns))), [])
 
     def forecast(self, items: list[Past]) -> list[tuple[np.ndarray, np.ndarray | None]]:
         """One batch."""
@@ -42,7 +42,7 @@ class SeriesService:
 
     def decode(self, request: ForecastRequest) -> Past:
         """Check the values of a request before they join a batch."""
-        known = self.predictor.known
+        known = self.predictor.preprocessing
         if sorted(request.columns) != sorted(known.columns):
             raise UserError(f"columns must be {', '.join(known.columns)}")
         values = [request.columns[name] for name in known.columns]
@@ -54,7 +54,7 @@ class SeriesService:
 
     def following(self, text: str) -> list[str]:
         """Times of the forecast, in the notation of the last time before it."""
-        known = self.predictor.known.frequency
+        known = self.predictor.preprocessing.frequency
         try:
             (time,), counted, notation, midnight = read_times([text], "last_time")
         except (OverflowError, ValueError):
@@ -69,7 +69,7 @@ class SeriesService:
 
     def routes(self, batcher: Batcher) -> APIRouter:
         router = APIRouter(responses=error_responses(400, 403, 408, 413, 422, 503, 504))
-        known, levels = self.predictor.known, self.predictor.levels
+        known, levels = self.predictor.preprocessing, self.predictor.levels
 
         @router.post("/forecast", response_model=ForecastResponse)
         async def forecast(request: ForecastRequest) -> Any:
@@ -78,7 +78,7 @@ class SeriesService:
             result = await batcher.submit(identity, past, self.forecast)
             values, quantiles = result.value
             if not np.isfinite(values).all():
-                raise UserError("the forecast is not finite: the values are too far from those of the training")
+                raise UserError("the forecast is not finite: the values are too far from the training values")
             columns = {
                 name: ColumnForecast(
                     forecast=values[:, column].tolist(),
