@@ -64,8 +64,8 @@ def train(
     """Train `run` into the folder `out`, or resume the run that is there. Returns the evaluation of the saved model: on
     the test split, or on the held-out examples if the run has a `val_size`; with `metrics`, see `SplitMetrics`.
 
-    run = allmlp.recipes.runs("digits_mixer")["digits_mixer"]
-    print(train(run, "runs/digits")["accuracy"])
+    >>> run = allmlp.recipes.runs("digits_mixer")["digits_mixer"]
+    >>> print(train(run, "runs/digits")["accuracy"])
     """
     with parallel.join(device) as world, Interrupts() as interrupts, run_folder(Path(out), run, world) as path:
         try:
@@ -120,8 +120,8 @@ def training_loop(
     torch.manual_seed(mix_seed(Stream.TASK_INIT, run.seed))
     task = run.task.build(model, dataset).to(world.device).train()
     metrics.check(task)
-    found = checkpoint.resumed(path, world)
-    if run.head_init and found is None:
+    restored = checkpoint.resumed(path, world)
+    if run.head_init and restored is None:
         with announced("fitting the head", world.is_main):
             run.head_init.initialize(model, task, dataset, run.seed)
     if run.quantize:
@@ -141,8 +141,8 @@ def training_loop(
     trained = count(w for w in model.parameters() if w.requires_grad) - count(frozen)
     ema, best = ModelEma(task.model, run.ema_decay), Best(run.keep_best, run.patience, run.start_margin)
     step, seconds_spent, evaluation_due = 0, 0.0, run.head_init is not None
-    if found is not None:
-        place, state = found
+    if restored is not None:
+        place, state = restored
         best.load(state["best"], task.model)
         checkpoint.load(place, task, optimizer, ema, best.weights)
         step, seconds_spent, evaluation_due = state["step"], state["seconds"], state["evaluation_due"]
@@ -150,8 +150,8 @@ def training_loop(
     # 4. one optimizer step per iteration
     claim(path, run, world, dataset)
     train_step = TrainStep(task, optimizer, world, dtype, run.max_grad_norm, ema, run.nan == "skip", wrapped)
-    if found is not None:
-        train_step.load_scaler(found[1]["scaler"])
+    if restored is not None:
+        train_step.load_scaler(restored[1]["scaler"])
     call = RecordedStep(train_step) if records else train_step
     meter = Meter(task, world.device, world.size)
     pace = Pace(path, world, steps, seconds, step, seconds_spent)
@@ -167,7 +167,7 @@ def training_loop(
     ):
         log.callbacks.call("on_start", path, to_dict(run), step)
         log.message(header(run, path, model.spec, parameters, trained, dataset, sampler, steps, world, dtype))
-        if found is not None:
+        if restored is not None:
             log.message(f"resuming from step {step}")
         elif floors:
             log.message(f"without a model: {format_values(floors)}")
@@ -184,7 +184,7 @@ def training_loop(
 
         if evaluation_due:
             results = evaluate_weights()
-        window, examples, saved, estimated = list[Losses](), 0, time.monotonic(), found is not None
+        window, examples, saved, estimated = list[Losses](), 0, time.monotonic(), restored is not None
         for batch in loader.steps(step, steps or sys.maxsize):
             if step >= pace.steps or best.is_exhausted:
                 break
@@ -306,7 +306,7 @@ def due(step: int, every: int, last: bool) -> bool:
 def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, out: Path) -> dict[str, float]:
     """Means since the last log record. A non-finite loss ends the run; with nan=skip such values are left out."""
     names = ["loss", *window[0].metrics]
-    steps = [torch.stack([value.float() for value in (one.total, *one.metrics.values())]) for one in window]
+    steps = [torch.stack([value.float() for value in (losses.total, *losses.metrics.values())]) for losses in window]
     if run.nan == "skip":
         sums = [torch.stack([values.nan_to_num(0, 0, 0), values.isfinite().float()]) for values in steps]
         found = zip(names, *world.sum(torch.stack(sums).sum(0)).tolist(), strict=True)
