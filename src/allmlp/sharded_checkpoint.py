@@ -58,7 +58,7 @@ class CheckedWriter(FileSystemWriter):
 class MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name not in ALLOWED.get(module, ()):
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of the metadata of a checkpoint")
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of the metadata of a checkpoint")
         return super().find_class(module, name)
 
 

@@ -93,7 +93,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["mixer_nano", "--check", "--seed", "0"], "leave out --seed"),
         (["runs/a", "--from", "--seed", "-3"], "'--seed'"),
-        (["mixer_nano", "--check", "--device", "cpu", "--mfu", "0.3"], "the peak of a CPU is unknown"),
+        (["mixer_nano", "--check", "--device", "cpu", "--mfu", "0.3"], "the peak speed of a CPU is unknown"),
         (["mixer_nano", "--check", "--calibrate", "mixer_nano", "--mfu", "0.3"], "leave out --mfu"),
         (["mixer_nano", "--check", "--device", "cpu", "--batch-size", "0"], "error: --batch-size must be"),
         (["mixer_nano", "--by", "flops", "--samples", "1e6"], "--by and --at need --from"),
