@@ -126,7 +126,7 @@ def class_names(feature: Any, values: Iterable[Any]) -> tuple[str, ...]:
 
 def class_indices(values: Iterable[Any], classes: tuple[str, ...], source: str) -> list[int]:
     numbers = {name: number for number, name in enumerate(classes)}
-    found = [numbers.get(value, -1) if isinstance(value, str) else value for value in values]
-    if not found or not all(isinstance(value, int) and 0 <= value < len(classes) for value in found):
+    indices = [numbers.get(value, -1) if isinstance(value, str) else value for value in values]
+    if not indices or not all(isinstance(value, int) and 0 <= value < len(classes) for value in indices):
         raise UserError(f"{source} is empty or has images without a known label: set test_split to another split")
-    return found
+    return indices
