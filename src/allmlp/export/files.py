@@ -73,7 +73,7 @@ def export(
     settings = read_settings(folder) | {"allmlp": __version__, "config": json.dumps(to_dict(model.spec))}
     samples = sample_inputs(model, folder, on or []).to(place)
     model = model.to(place)
-    found = []
+    exported = []
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as staging:
@@ -83,10 +83,10 @@ def export(
                 staged = Path(staging) / target.name
                 difference = write_and_compare(graph, staged, settings | {"graph": graph.name or "model"}, int8, aot)
                 made.append((staged, target))
-                found.append(ExportedFile(target, difference, samples.description))
+                exported.append(ExportedFile(target, difference, samples.description))
             for staged, target in made:
                 write_atomically(target, lambda temporary, staged=staged: os.replace(staged, temporary))
-    return found
+    return exported
 
 
 def write_and_compare(graph: ExportGraph, file: Path, settings: dict[str, str], int8: bool, aot: bool) -> float:
@@ -121,12 +121,12 @@ def check_difference(file: Path, difference: float, tolerance: float) -> None:
         )
 
 
-def max_error(expected: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> float:
+def max_error(expected: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> float:
     """The largest difference over all outputs, relative to the output's largest value (at least 1)."""
     return worst(
         [
             float((a - b).abs().max() / a.abs().max().clamp(min=1)) if a.shape == b.shape else float("inf")
-            for a, b in zip(expected, found, strict=True)
+            for a, b in zip(expected, outputs, strict=True)
         ]
     )
 
@@ -136,15 +136,15 @@ def worst(differences: list[float]) -> float:
     return float(torch.tensor(differences).max())
 
 
-def relative_error(expected: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> float:
+def relative_error(expected: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> float:
     """The norm of the difference of the logits, relative to their norm."""
-    return float((expected[0] - found[0]).norm() / expected[0].norm().clamp(min=1e-12))
+    return float((expected[0] - outputs[0]).norm() / expected[0].norm().clamp(min=1e-12))
 
 
 def read_settings(folder: Path) -> dict[str, str]:
     """Files next to the model by stem: preprocessing, tokenizer."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name in (PREPROCESSING_FILE, *TOKENIZER_FILES):
         if (folder / name).is_file():
-            found[name.partition(".")[0]] = (folder / name).read_text(encoding="utf8")
-    return found
+            settings[name.partition(".")[0]] = (folder / name).read_text(encoding="utf8")
+    return settings

@@ -75,10 +75,10 @@ def graphs(model: Model, samples: SampleInputs) -> list[ExportGraph]:
     names, tensors = ("ids", "mask"), samples.tensors
     if (model.spec.stem.segments or 0) > 1:
         names, tensors = (*names, "segments"), (ids, mask, second_half(mask))
-    found = [ExportGraph("", ForwardGraph(model), names, ("logits",), (BATCH,) * len(names), batches(tensors))]
+    exported = [ExportGraph("", ForwardGraph(model), names, ("logits",), (BATCH,) * len(names), batches(tensors))]
     if model.spec.block.causal and model.spec.pool is None and not is_recurrent(model):
-        found.append(step(model, ids, (), model.spec.stem.seq_len))
-    return found
+        exported.append(step(model, ids, (), model.spec.stem.seq_len))
+    return exported
 
 
 def is_recurrent(model: EncoderModel | EncoderDecoderModel) -> bool:

@@ -322,8 +322,8 @@ def choose(job: Job, strategies: tuple[Strategy, ...]) -> Strategy:
 
 def checkpoint_bytes(job: Job) -> int:
     """Weights, optimizer state and EMA, unsharded, in float32."""
-    own = 2 if job.ema else 1
-    values = (weight.elements * (own + state_per_weight(job.optim, weight.hidden)) for weight in weights(job.model))
+    copies = 2 if job.ema else 1
+    values = (weight.elements * (copies + state_per_weight(job.optim, weight.hidden)) for weight in weights(job.model))
     return FLOAT32 * sum(values)
 
 

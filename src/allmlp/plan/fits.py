@@ -36,10 +36,10 @@ def free_memory(device: torch.device) -> float:
 
 def machine_memory() -> float:
     try:
-        found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="utf8"))
+        available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="utf8"))
     except OSError:
         return float("inf")
-    return 1024.0 * int(found[1]) if found else float("inf")
+    return 1024.0 * int(available[1]) if available else float("inf")
 
 
 def group_memory() -> float:
@@ -114,8 +114,8 @@ def check_training(
     def needed(examples: int) -> Memory:
         execution = Execution(device.type if device.type == "cuda" else "cpu", bfloat16=device.type == "cuda")
         options = processes, sharding, grad_checkpointing, ema, grad_accum_steps, execution
-        found = memory(spec, examples, optim, *options)
-        return found._replace(gradients=0, optimizer_state=0, largest_gradient=0, workspace=0) if lora else found
+        estimate = memory(spec, examples, optim, *options)
+        return estimate._replace(gradients=0, optimizer_state=0, largest_gradient=0, workspace=0) if lora else estimate
 
     try:
         whole, single = (needed(examples).peak for examples in (batch_size // processes, grad_accum_steps))

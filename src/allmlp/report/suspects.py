@@ -84,17 +84,17 @@ def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
     if wilson_interval(right, len(chosen))[0] <= int(features.labels.bincount().max()) / len(chosen):
         suggested.fill_(-1)
         about += ": the features do not tell the classes apart, so that nothing can be said about the labels"
-    own = probabilities[torch.arange(len(chosen)), features.labels]
+    label_probabilities = probabilities[torch.arange(len(chosen)), features.labels]
     rows = (suggested >= 0).nonzero().flatten()
-    found = []
-    for row in rows[own[rows].argsort(stable=True)][:MAX_SHOWN].tolist():
+    suspect_labels = []
+    for row in rows[label_probabilities[rows].argsort(stable=True)][:MAX_SHOWN].tolist():
         (name, index), other = chosen[row], int(suggested[row])
         shown = viewer(dataset, splits[name])(index)
         image, text = (shown, "") if isinstance(shown, EmbeddedImage) else (None, shown)
-        values = float(own[row]), other, float(probabilities[row, other])
+        values = float(label_probabilities[row]), other, float(probabilities[row, other])
         file = file_name(splits[name], index)
-        found.append(SuspectLabel(name, index, int(features.labels[row]), *values, image, text, file))
-    return SuspectLabels(found, len(rows), len(chosen), f"{about}.")
+        suspect_labels.append(SuspectLabel(name, index, int(features.labels[row]), *values, image, text, file))
+    return SuspectLabels(suspect_labels, len(rows), len(chosen), f"{about}.")
 
 
 def frozen_model(run: Run, place: Path) -> tuple[Model, str]:
@@ -114,7 +114,7 @@ def out_of_fold(features: Features, task: TaskModule) -> Tensor:
 
     Copies of an example are in the same fold. The penalty is chosen on the first fold.
     """
-    fold, penalties, found = folds(features), HeadInit().l2, []
+    fold, penalties, probabilities = folds(features), HeadInit().l2, []
     order = []
     for number in fold.unique().tolist():
         inside, outside = ((fold == number) == which for which in (True, False))
@@ -122,9 +122,9 @@ def out_of_fold(features: Features, task: TaskModule) -> Tensor:
         held_out = features.take(rows)
         probe = fit_linear(features.take(outside.nonzero().flatten()), held_out, penalties, class_weights_of(task))
         penalties = (probe.l2,)
-        found.append((held_out.values.double() @ probe.weight.T + probe.bias).softmax(1))
+        probabilities.append((held_out.values.double() @ probe.weight.T + probe.bias).softmax(1))
         order.append(rows)
-    return torch.cat(found)[torch.cat(order).argsort()]
+    return torch.cat(probabilities)[torch.cat(order).argsort()]
 
 
 def folds(features: Features) -> Tensor:

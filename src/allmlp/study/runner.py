@@ -94,9 +94,9 @@ def is_better(metric: str, value: float, than: float) -> bool:
     return value < than if metric.endswith(MINIMIZED) else value > than
 
 
-def progress(study: Study, found: list[Record], models: Path | None = None) -> Progress:
+def progress(study: Study, recorded: list[Record], models: Path | None = None) -> Progress:
     """Compare the records with the study. A recorded run whose model is needed but not in `models` must run again."""
-    now = Progress(study, found)
+    now = Progress(study, recorded)
     for row in study.rows:
         tuning = list(study.tuning_trials(row))
         look_up(now, tuning)
@@ -128,12 +128,12 @@ def choose(now: Progress, row: str, tuning: list[Trial]) -> str | None:
     """The candidate with the best mean over its seeds; candidates with a failed run are excluded."""
     if not tuning:
         return next(iter(now.study.candidates(row)))
-    found: dict[str, list[Record]] = {}
+    by_candidate: dict[str, list[Record]] = {}
     for trial in tuning:
-        found.setdefault(trial.candidate, []).append(now.done[trial.key])
+        by_candidate.setdefault(trial.candidate, []).append(now.done[trial.key])
     means = {
         candidate: mean(map(now.value, runs))
-        for candidate, runs in found.items()
+        for candidate, runs in by_candidate.items()
         if all("result" in record for record in runs)
     }
     best: str | None = None
@@ -177,19 +177,19 @@ def model_folder(models: Path | None, row: str, seed: int) -> Path | None:
 # --- how long -----------------------------------------------------------------------------------------------
 
 
-def expected_seconds(trial: Trial, found: list[Record]) -> float | None:
+def expected_seconds(trial: Trial, recorded: list[Record]) -> float | None:
     """Duration of a run with its start-up: from its budget, or from recorded runs; None if unknown.
 
     Based on the last run of the row, else the slowest of its recipe, else the slowest of all. The longest of the latest
     start-ups is ignored if there are others: it may have tokenized a corpus or filled a cache.
     """
-    finished = [record for record in found if "result" in record]
+    finished = [record for record in recorded if "result" in record]
     start_ups = sorted(record["wall"] - record["result"]["seconds"] for record in finished[-LAST:])
     start_up, budget = (start_ups[:-1] or start_ups or [START_UP])[-1], trial.run.budget
     rates = [(record, rate) for record in finished if (rate := seconds_per_unit(record, trial))]
-    own = [rate for record, rate in rates if record["row"] == trial.row][-1:]
+    of_row = [rate for record, rate in rates if record["row"] == trial.row][-1:]
     alike = [rate for record, rate in rates if record.get("recipe") == trial.recipe]
-    per_unit = max(own or alike or [rate for _, rate in rates], default=None)
+    per_unit = max(of_row or alike or [rate for _, rate in rates], default=None)
     amount = budget.epochs if budget.epochs is not None else budget.steps
     limits = [] if budget.minutes is None else [60 * budget.minutes]
     limits += [] if amount is None or per_unit is None else [amount * per_unit]
@@ -255,10 +255,11 @@ class Runner:
             self.study.check_jobs()
 
     def progress(self) -> Progress:
-        found = records.read(self.out / records.FILE)
+        all_records = records.read(self.out / records.FILE)
         if self.retry_failed:
-            found = [one for number, one in enumerate(found) if "failed" not in one or number >= self.earlier]
-        return progress(self.study, found, self.out / "models")
+            numbered = enumerate(all_records)
+            all_records = [one for number, one in numbered if "failed" not in one or number >= self.earlier]
+        return progress(self.study, all_records, self.out / "models")
 
     def jobs_for(self, trial: Trial) -> int:
         """Number of runs at the same time while this one runs."""
@@ -317,8 +318,8 @@ class Runner:
         if not self.study.inference_batch or trial.purpose != "final":
             return False
         model = records.measured_model({"row": trial.row, "run": to_dict(trial.run)})
-        found = records.read(self.out / records.FILE)
-        return not any("inference" in one and records.measured_model(one) == model for one in found)
+        all_records = records.read(self.out / records.FILE)
+        return not any("inference" in one and records.measured_model(one) == model for one in all_records)
 
     def count(self, now: Progress) -> str:
         return f"[{len(now.done) + len(self.active) + 1}/{len(now.done) + len(now.ready) + len(now.later)}]"
@@ -379,16 +380,16 @@ class Runner:
         """Record a run that has ended."""
         trial, code = active.trial, active.process.returncode
         self.ended += 1
-        found = read_record(active.folder) if (active.folder / "run.json").exists() else {}
-        if code == 0 and "result" in found:
-            record = self.record(active, found)
+        run_record = read_record(active.folder) if (active.folder / "run.json").exists() else {}
+        if code == 0 and "result" in run_record:
+            record = self.record(active, run_record)
             try:
                 record |= self.measure_inference(active) if self.is_measured(trial) else {}
             finally:  # an interruption while measuring inference loses only that
                 self.complete(active, record)
         elif (active.folder / METRICS).exists() and code != 130:
             reason = active.last_line.removeprefix("error: ") or f"ended with code {code}"
-            self.fail(active, found, f"ended by signal {-code}" if code < 0 else reason)
+            self.fail(active, run_record, f"ended by signal {-code}" if code < 0 else reason)
         else:
             # Nothing was trained: the setup is at fault, not this configuration.
             self.ended -= 1
@@ -426,14 +427,14 @@ class Runner:
         kept = ("unit", "batch", "backend", "rate_per_s", "rate_low", "rate_high", "memory_bytes")
         return {"inference": {name: best[name] for name in kept} | {"precision": report["options"]["precision"]}}
 
-    def fail(self, active: Process, found: Record, reason: str) -> None:
-        found = {name: value for name, value in found.items() if name != "result"}
-        found |= {"failed": reason, "log": active.lines[-LAST_LINES:]}
+    def fail(self, active: Process, run_record: Record, reason: str) -> None:
+        run_record = {name: value for name, value in run_record.items() if name != "result"}
+        run_record |= {"failed": reason, "log": active.lines[-LAST_LINES:]}
         self.say(f"{active.trial.label}: failed: {reason}")
-        records.append(self.out / records.FILE, self.record(active, found))
+        records.append(self.out / records.FILE, self.record(active, run_record))
 
-    def record(self, active: Process, found: Record) -> Record:
-        return records.make(self.study.name, active.trial, self.jobs_for(active.trial), active.seconds, found)
+    def record(self, active: Process, run_record: Record) -> Record:
+        return records.make(self.study.name, active.trial, self.jobs_for(active.trial), active.seconds, run_record)
 
     def keep(self, active: Process) -> None:
         """Keep the model if another row starts from it, or with `keep_models`."""

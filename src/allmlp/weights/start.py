@@ -61,8 +61,8 @@ def open_start(name: str | os.PathLike[str]) -> Start:
     if not path.exists() and ":" in text and "/" not in text:
         return Start(text, *pretrained_external(text), "")
     where = path if path.exists() else locate(text, others=presets()).path
-    model, known = open_model(str(where), folder.ModelChanges(dtype=None), "cpu")
-    return Start(text, model, known, str(where if where.is_dir() else where.parent))
+    model, preprocessing = open_model(str(where), folder.ModelChanges(dtype=None), "cpu")
+    return Start(text, model, preprocessing, str(where if where.is_dir() else where.parent))
 
 
 def transfer(model: Model, start: Start) -> list[str]:
@@ -71,11 +71,11 @@ def transfer(model: Model, start: Start) -> list[str]:
     All weights must match, except for head and pool, which keep their initialization if they differ. Weights of the
     same model at another image size or sequence length are resized; Toeplitz matrices can become dense ones.
     """
-    known, channels = start.model.spec.input_channels, model.spec.input_channels
-    if None not in (known, channels) and known != channels:
+    start_channels, channels = start.model.spec.input_channels, model.spec.input_channels
+    if None not in (start_channels, channels) and start_channels != channels:
         raise UserError(
-            f"{start.name} reads images with {plural(known, 'channel')}, those of the run have {channels}: train "
-            "a model from random weights, such as --model mixer_nano"
+            f"{start.name} reads images with {plural(start_channels, 'channel')}, those of the run have {channels}: "
+            "train a model from random weights, such as --model mixer_nano"
         )
     source = resized(start.model, model.spec)
     source |= dense_matrices(model, source)
@@ -119,10 +119,10 @@ def with_length_of(spec: ModelSpec, like: ModelSpec) -> ModelSpec:
 
 def dense_matrices(model: Model, source: dict[str, Tensor]) -> dict[str, Tensor]:
     """Token matrices that are dense in `model` and Toeplitz in `source`."""
-    found = {}
+    matrices = {}
     for path, module in model.named_modules():
         if isinstance(module, TokenProjection) and isinstance(module.spec, Dense):
             weight, toeplitz = source.get(f"{path}.weight"), Toeplitz()
             if weight is not None and tuple(weight.shape) == toeplitz.shape(module.tokens, module.causal):
-                found[f"{path}.weight"] = toeplitz.matrix(weight, 0, module.tokens, module.causal).contiguous()
-    return found
+                matrices[f"{path}.weight"] = toeplitz.matrix(weight, 0, module.tokens, module.causal).contiguous()
+    return matrices

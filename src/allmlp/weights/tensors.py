@@ -233,14 +233,14 @@ def check_tensors(file: Path, tensors: dict[Any, Any]) -> dict[str, Tensor]:
             raise UserError(f"{file}: {name} is not a plain tensor")
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > MAX_EXPANSION * file.stat().st_size:
         raise UserError(f"{file} is damaged: its tensors declare more elements than the file holds")
-    found: dict[str, Tensor] = {}
+    independent: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
         # Copy tied tensors, so that they are independent.
         pointer = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.detach().clone() if pointer in seen else tensor.detach()
+        independent[name] = tensor.detach().clone() if pointer in seen else tensor.detach()
         seen.add(pointer)
-    return found
+    return independent
 
 
 def write_pickle(file: Path, tensors: Mapping[str, Tensor]) -> None:
