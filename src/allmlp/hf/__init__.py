@@ -144,29 +144,39 @@ def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, op
         fields["id2label"] = dict(enumerate(names))
         fields["label2id"] = {name: number for number, name in enumerate(names)}
     if isinstance(model, EncoderModel) and isinstance(model.spec.stem, PatchEmbed):
-        known = model.pretrained_cfg
-        fields |= {"image_mean": list(known["mean"]), "image_std": list(known["std"]), "crop_pct": known["crop_pct"]}
-        images = model.preprocessing
-        if isinstance(images, ImagePreprocessing):
-            fields |= {"image_column": images.image_column, "label_column": images.label_column}
-            if images.task == "values":
-                fields["problem_type"] = "regression"
+        fields |= image_fields(model)
     elif path is not None:
-        tokens = load_tokenizer(path)
-        fields |= {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "pad_token_id": tokens.pad_token_id,
-            "bos_token_id": tokens.cls_token_id,
-            "eos_token_id": tokens.sep_token_id,
-            "decoder_start_token_id": tokens.cls_token_id,
-        }
-        known = model.preprocessing
-        if isinstance(known, TextPreprocessing):
-            fields |= {"whole_files": known.whole_files, "text_columns": known.text_columns}
-            fields |= {"label_column": known.label_column}
-            if known.task in READ_PADDING:
-                fields["mask_padding"] = known.mask_padding
+        fields |= text_fields(model, path)
     return AllMlpConfig(**fields | options)
+
+
+def image_fields(model: EncoderModel) -> dict[str, Any]:
+    """The fields of the configuration that describe the preprocessing of images."""
+    config, preprocessing = model.pretrained_cfg, model.preprocessing
+    fields = {"image_mean": list(config["mean"]), "image_std": list(config["std"]), "crop_pct": config["crop_pct"]}
+    if isinstance(preprocessing, ImagePreprocessing):
+        fields |= {"image_column": preprocessing.image_column, "label_column": preprocessing.label_column}
+        if preprocessing.task == "values":
+            fields["problem_type"] = "regression"
+    return fields
+
+
+def text_fields(model: EncoderModel | EncoderDecoderModel, path: Path) -> dict[str, Any]:
+    """The fields of the configuration that describe the tokenizer in `path` and the preprocessing of texts."""
+    tokenizer, preprocessing = load_tokenizer(path), model.preprocessing
+    fields = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+        "decoder_start_token_id": tokenizer.cls_token_id,
+    }
+    if isinstance(preprocessing, TextPreprocessing):
+        fields |= {"whole_files": preprocessing.whole_files, "text_columns": preprocessing.text_columns}
+        fields |= {"label_column": preprocessing.label_column}
+        if preprocessing.task in READ_PADDING:
+            fields["mask_padding"] = preprocessing.mask_padding
+    return fields
 
 
 def processor(model: Model | str | os.PathLike[str]) -> Any:

@@ -104,7 +104,8 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         if x is not None and length is not None:
             if self.config.pad_token_id is None:
                 raise UserError("the model reads padding: set config.pad_token_id")
-            x, segments = fill_row(x, spec.stem.tokens, self.config.pad_token_id), fill_row(segments, spec.stem.tokens)
+            x = pad_right(x, spec.stem.tokens, self.config.pad_token_id)
+            segments = pad_right(segments, spec.stem.tokens)
             mask = None
         features = self.model.forward_features(
             x, mask, segments=segments, inputs_embeds=inputs_embeds, cache=cache, intermediates=activations
@@ -123,8 +124,8 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         return self.loss_function(labels, logits, self.config, **kwargs)
 
 
-def fill_row(x: Tensor | None, tokens: int, value: int = 0) -> Any:
-    """Rows of ids, b s, filled up on the right."""
+def pad_right(x: Tensor | None, tokens: int, value: int = 0) -> Any:
+    """Pad rows of ids (b s) on the right to this number of tokens."""
     return None if x is None else nn.functional.pad(x, (0, max(tokens - x.shape[1], 0)), value=value)
 
 

@@ -166,11 +166,7 @@ def import_state(
         pieces = {name: source_pieces(source, family, name, rows, spec) for name, (rows, *_) in native.items()}
     except UserError as reason:
         raise UserError(f"{where}: {reason}") from None
-    expected = {}
-    for name, (_, *rest) in native.items():
-        for key, rows in pieces[name].items():
-            piece = torch.empty(rows, *rest, device="meta")
-            expected[key] = tuple(source.to_source(family, name, piece, spec).shape)
+    expected = source_shapes(source, family, native, pieces, spec)
     unused = tuple(name for name in shapes if name not in expected and name.startswith(source.OPTIONAL))
     folder.check_shapes(where, expected, {name: shape for name, shape in shapes.items() if name not in unused})
     state = {}
@@ -196,6 +192,18 @@ def source_pieces(source: Format, family: str, name: str, rows: int, spec: Encod
         few = spec.block.token.kv_channels(spec.width)
         return dict(zip(keys, (spec.width, few, few)))
     return dict.fromkeys(keys, rows // len(keys))
+
+
+def source_shapes(
+    source: Format, family: str, native: Shapes, pieces: Mapping[str, Mapping[str, int]], spec: Encoder | SeriesEncoder
+) -> dict[str, tuple[int, ...]]:
+    """Source key -> shape, for the native shapes of a model and the `source_pieces` of each weight."""
+    shapes = {}
+    for name, (_, *rest) in native.items():
+        for key, rows in pieces[name].items():
+            piece = torch.empty(rows, *rest, device="meta")
+            shapes[key] = tuple(source.to_source(family, name, piece, spec).shape)
+    return shapes
 
 
 def check_names(tensors: Mapping[str, Tensor]) -> None:
@@ -276,8 +284,9 @@ def check_outputs(name: str, converted: ConvertedModel, model: Model) -> None:
     images = ours.dummy_inputs()
     actual, expected = ours.forward_features(*images), model.eval().forward_features(*images)
     if expected.shape != actual.shape or (expected - actual).abs().max() > 1e-3 * expected.abs().max():
-        differ = "its outputs differ from those of the model inferred from its weights"
-        raise UserError(f"{name} cannot be converted: {differ}")
+        raise UserError(
+            f"{name} cannot be converted: its outputs differ from those of the model inferred from its weights"
+        )
 
 
 def read_folder(path: Path, overrides: Mapping[str, Any] | None = None) -> ConvertedModel:

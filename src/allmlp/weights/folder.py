@@ -89,11 +89,11 @@ def save(
 
 
 def check_target(path: Path, source: Path) -> None:
-    """Raise UserError if what is made of `source` would be written over it, or over the model of a run."""
+    """Raise UserError if a model made from `source` would overwrite it or the model of a run."""
     if path.resolve() == source.resolve():
-        raise UserError(f"{path} would be written over itself; name another folder")
+        raise UserError(f"{path} would overwrite itself; name another folder")
     if (path / RUN).exists():
-        raise UserError(f"{path} holds a run, whose model would be written over; name another folder")
+        raise UserError(f"{path} holds a run, whose model would be overwritten; name another folder")
 
 
 def to_dtype(tensors: dict[str, torch.Tensor], dtype: torch.dtype | str | None) -> dict[str, torch.Tensor]:
@@ -277,8 +277,8 @@ def check_shapes(
     missing, unknown = expected.keys() - shapes.keys(), shapes.keys() - expected.keys()
     shaped = [name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name]]
     faults = [
-        f"{len(names)} {what} ({', '.join(group_names(names))})"
-        for what, names in (("missing", missing), ("unexpected", unknown), ("of another shape", shaped))
+        f"{len(names)} {fault} ({', '.join(group_names(names))})"
+        for fault, names in (("missing", missing), ("unexpected", unknown), ("of another shape", shaped))
         if names
     ]
     if faults:

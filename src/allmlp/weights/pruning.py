@@ -36,9 +36,9 @@ def prune(model: Model, fraction: float) -> None:
     check_merged(model)
     state = dict(model.named_parameters())
     for name, matrix in token_matrices(model).items():
-        weights = matrix != 0
-        removed = round(fraction * int(weights.sum()))
-        state[name].copy_(without_smallest(matrix, removed + int((~weights).sum())))
+        nonzero = matrix != 0
+        removed = round(fraction * int(nonzero.sum()))
+        state[name].copy_(without_smallest(matrix, removed + int((~nonzero).sum())))
 
 
 def without_smallest(matrix: Tensor, count: int) -> Tensor:
