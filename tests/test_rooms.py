@@ -110,7 +110,9 @@ BELOW = {
         "threads",
     },
     "split_metrics": {"errors", "parallel", "plugins", "tasks"},
+    "initial_model": {"data", "errors", "models", "parallel", "plan", "run", "weights"},
     "training": {
+        "initial_model",
         "split_metrics",
         "device",
         "spec",
@@ -137,7 +139,6 @@ BELOW = {
         "parallel",
         "checkpoint",
         "pace",
-        "plan",
         "record",
         "train_step",
     },

@@ -31,16 +31,15 @@ from allmlp.ema import ModelEma
 from allmlp.errors import UserError
 from allmlp.files import write_text_atomically
 from allmlp.freezing import Freezing
+from allmlp.initial_model import initial_model
 from allmlp.interrupts import Interrupts, Stopped
 from allmlp.log import RunLog, announced, draw_curves, format_values
 from allmlp.lora import merge
 from allmlp.messages import describe_duration, describe_result, describe_stop, header
 from allmlp.meter import Meter
 from allmlp.models.model import Model
-from allmlp.models.zoo import create
 from allmlp.optim import set_lr
 from allmlp.pace import Pace
-from allmlp.plan.fits import check_run
 from allmlp.quantization import round_weights
 from allmlp.record import add_to_record, claim, load_data, read_run, record_data, run_folder
 from allmlp.run import Run
@@ -51,7 +50,7 @@ from allmlp.threads import FILE as THREADS
 from allmlp.threads import Threads
 from allmlp.train_step import RecordedStep, TrainStep, autocast
 from allmlp.weights import folder
-from allmlp.weights.start import open_start, transfer
+from allmlp.weights.start import open_start
 
 
 def train(
@@ -103,20 +102,7 @@ def training_loop(
 
     # 2. model and task
     torch.set_float32_matmul_precision("high")
-    if start is None and (run.lora or run.model is None):
-        missing = "lora adapts a trained model" if run.lora else "the run has no model"
-        raise UserError(f"{missing}: name the one to start from, --model FOLDER")
-    spec = run.task.configure_model(run.model or start.spec_for(dataset), dataset)  # type: ignore[union-attr]
-    check_run(run, spec, world.device, world.size)
-    model = create(spec, seed=run.seed, device=world.device)
-    parameters = count(model.parameters())
-    if start is not None:
-        fresh = transfer(model, start)
-        if run.lora:
-            run.lora.apply(model, run.seed, fresh)
-    elif run.stem_init:
-        run.stem_init.initialize(model, dataset, run.seed)
-    model.set_grad_checkpointing(run.grad_checkpointing)
+    model, parameters = initial_model(run, start, dataset, world)
     torch.manual_seed(mix_seed(Stream.TASK_INIT, run.seed))
     task = run.task.build(model, dataset).to(world.device).train()
     metrics.check(task)
