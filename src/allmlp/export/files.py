@@ -56,18 +56,8 @@ def export(
     NAME.step.onnx. Each is read back and compared with the model on real inputs (`on`, or bundled ones); a file that
     differs by more than 1e-4 is not written.
     """
-    suffix = file.suffix
-    if suffix not in (".onnx", ".pt2"):
-        raise UserError(f"{file.name}: the suffix must be .onnx or .pt2")
-    if int8 and suffix != ".onnx":
-        raise UserError("int8 requires a .onnx file")
-    if aot and suffix != ".pt2":
-        raise UserError("ahead-of-time compilation requires a .pt2 file")
-    place = own_device(device)
-    if place.type != "cpu" and suffix == ".onnx":
-        raise UserError("a .onnx file is not bound to a device: leave out --device, and choose where it is run")
-    if place.type not in ("cpu", "cuda") and aot:
-        raise UserError(f"torch compiles ahead of time for CPUs and CUDA GPUs, not for {place.type}: leave out --aot")
+    suffix, place = file.suffix, own_device(device)
+    check_options(file, place, int8, aot)
     folder = model_path(folder)
     model = load(folder)
     settings = read_settings(folder) | {"allmlp": __version__, "config": json.dumps(to_dict(model.spec))}
@@ -87,6 +77,20 @@ def export(
             for staged, target in made:
                 write_atomically(target, lambda temporary, staged=staged: os.replace(staged, temporary))
     return exported
+
+
+def check_options(file: Path, place: torch.device, int8: bool, aot: bool) -> None:
+    """Raise UserError for options that a file of this suffix does not have."""
+    if file.suffix not in (".onnx", ".pt2"):
+        raise UserError(f"{file.name}: the suffix must be .onnx or .pt2")
+    if int8 and file.suffix != ".onnx":
+        raise UserError("int8 requires a .onnx file")
+    if aot and file.suffix != ".pt2":
+        raise UserError("ahead-of-time compilation requires a .pt2 file")
+    if place.type != "cpu" and file.suffix == ".onnx":
+        raise UserError("a .onnx file is not bound to a device: leave out --device, and choose where it is run")
+    if place.type not in ("cpu", "cuda") and aot:
+        raise UserError(f"torch compiles ahead of time for CPUs and CUDA GPUs, not for {place.type}: leave out --aot")
 
 
 def write_and_compare(graph: ExportGraph, file: Path, settings: dict[str, str], int8: bool, aot: bool) -> float:

@@ -10,6 +10,7 @@ See Northcutt et al., Confident Learning: Estimating Uncertainty in Dataset Labe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from allmlp.accuracy import format_accuracy, wilson_interval
 from allmlp.analysis.target import affordable_images
 from allmlp.analysis.token_filters import evenly_spaced
-from allmlp.data.dataset import labels_of, subset
+from allmlp.data.dataset import Split, labels_of, subset
 from allmlp.errors import UserError
 from allmlp.head_init import Features, HeadInit, class_weights_of, features_of, fit_linear
 from allmlp.models.model import Model
@@ -66,10 +67,7 @@ def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
     dataset, task = evaluator(model.to(device), run, str(place))
     everything = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     splits = {name: split for name, split in everything.items() if split is not None}
-    labels = {name: labels_of(split).cpu() for name, split in splits.items()}
-    labeled = [(name, index) for name, some in labels.items() for index in (some >= 0).nonzero().flatten().tolist()]
-    most = affordable_images(model, MAX_EXAMPLES, least=MIN_EXAMPLES)
-    chosen = [labeled[number] for number in evenly_spaced(len(labeled), most)]
+    chosen = choose_examples(splits, affordable_images(model, MAX_EXAMPLES, least=MIN_EXAMPLES))
     parts = []
     for name, split in splits.items():
         indices = torch.tensor([index for where, index in chosen if where == name], dtype=torch.int64)
@@ -97,6 +95,13 @@ def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
     return SuspectLabels(suspect_labels, len(rows), len(chosen), f"{about}.")
 
 
+def choose_examples(splits: Mapping[str, Split], most: int) -> list[tuple[str, int]]:
+    """The split and index of at most this many labeled examples, evenly spaced."""
+    labels = {name: labels_of(split).cpu() for name, split in splits.items()}
+    labeled = [(name, index) for name, some in labels.items() for index in (some >= 0).nonzero().flatten().tolist()]
+    return [labeled[number] for number in evenly_spaced(len(labeled), most)]
+
+
 def frozen_model(run: Run, place: Path) -> tuple[Model, str]:
     """The model that the run started from, else the trained one, which has seen the training labels."""
     model = folder.load(place).float()
@@ -117,10 +122,9 @@ def out_of_fold(features: Features, task: TaskModule) -> Tensor:
     fold, penalties, probabilities = folds(features), HeadInit().l2, []
     order = []
     for number in fold.unique().tolist():
-        inside, outside = ((fold == number) == which for which in (True, False))
-        rows = inside.nonzero().flatten()
+        rows, others = (fold == number).nonzero().flatten(), (fold != number).nonzero().flatten()
         held_out = features.take(rows)
-        probe = fit_linear(features.take(outside.nonzero().flatten()), held_out, penalties, class_weights_of(task))
+        probe = fit_linear(features.take(others), held_out, penalties, class_weights_of(task))
         penalties = (probe.l2,)
         probabilities.append((held_out.values.double() @ probe.weight.T + probe.bias).softmax(1))
         order.append(rows)
