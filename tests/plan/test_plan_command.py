@@ -68,7 +68,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["mixer_h14", "--samples", "1e6", "--gpus", "0"], "error: --gpus must be a whole number"),
         (["mixer_h15", "--samples", "1e6"], "unknown model or recipe 'mixer_h15'; did you mean 'mixer_h14'"),
-        ([str(Path(__file__).parent), "--samples", "1e6"], "is no name of a model or recipe; losses of finished runs"),
+        ([str(Path(__file__).parent), "--samples", "1e6"], "is neither a model nor a recipe; losses of finished runs"),
         (["mixer_h14"], "pass --samples 300e6"),
         (["mixer_h14", "--samples", "0"], "error: --samples must be"),
         (["mixer_h14", "--samples", "1e6", "--epochs", "0"], "error: --epochs must be"),

@@ -353,7 +353,7 @@ def widen(value: Any) -> Any:
 
 
 class SimulatedCuda(TorchFunctionMode):
-    """Tensors report to be on a GPU, and follow its autocast rules and attention kernels."""
+    """Tensors claim to be on a GPU, and follow its autocast rules and attention kernels."""
 
     def __init__(self, bfloat16: bool) -> None:
         super().__init__()

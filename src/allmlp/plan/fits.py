@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from allmlp.run import Run
 
 GIGABYTE = 1e9
-SURE = 2**28
+ALWAYS_FITS = 2**28
 """Bytes of activations below which a trace, which takes half a second, is skipped."""
 
 
@@ -31,7 +31,7 @@ def free_memory(device: torch.device) -> float:
     """Bytes that can still be allocated on a device; infinite if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(machine_memory(), group_memory(), limited_memory()) if device.type == "cpu" else float("inf")
+    return min(machine_memory(), cgroup_memory(), limited_memory()) if device.type == "cpu" else float("inf")
 
 
 def machine_memory() -> float:
@@ -42,7 +42,7 @@ def machine_memory() -> float:
     return 1024.0 * int(available[1]) if available else float("inf")
 
 
-def group_memory() -> float:
+def cgroup_memory() -> float:
     """Memory left in a container (cgroup v2); cached file pages, which can be dropped, count as free."""
     root = Path("/sys/fs/cgroup")
     try:
@@ -108,7 +108,7 @@ def check_training(
     shards = processes if sharding == "fsdp" and device.type == "cuda" else 1
     check_weights(spec, device, copies=1 if lora else max(3 // shards, 1))
     local = max(batch_size // processes // grad_accum_steps, 1)
-    if not spec.shallow()[1] or local * input_bytes(spec) * depth(spec) < SURE:
+    if not spec.shallow()[1] or local * input_bytes(spec) * depth(spec) < ALWAYS_FITS:
         return
 
     def needed(examples: int) -> Memory:

@@ -32,7 +32,7 @@ def job(name: str, samples: float | None = None, epochs: float | None = None, **
         return from_run(name, next(iter(table.values())), samples, epochs, given)
     if name not in presets() and not name.startswith("timm:"):
         if Path(name).exists():
-            raise UserError(f"{name} is no name of a model or recipe; losses of finished runs are read with --from")
+            raise UserError(f"{name} is neither a model nor a recipe; losses of finished runs are read with --from")
         raise UserError(f"unknown model or recipe {name!r}{did_you_mean(name, [*list_models(), *recipes()])}")
     if samples is None:
         raise UserError(f"the size of the training set of {name} is unknown; pass --samples 300e6 --epochs 14")

@@ -37,7 +37,7 @@ class Row:
     candidates: Mapping[str, Overrides] = field(default_factory=dict)
     """Candidate settings, chosen on validation, by name; nothing is tuned if empty."""
     reference: str = ""
-    """The row to which this one is compared, if it is another than the study's."""
+    """The row to which this one is compared, if it differs from the study's."""
     like: str = ""
     """An earlier row whose chosen setting is used, instead of candidates of this row."""
     curve: tuple[str, float] | None = None
@@ -71,8 +71,8 @@ class Tuning:
     overrides: Overrides = field(default_factory=dict)
     """Overrides of tuning runs only, for example a smaller budget."""
     compared: Compared | None = None
-    """The budget that is equal for the candidates of a row, if it is another than the study's: where candidates do not
-    differ in speed, equal epochs are equal seconds, and their runs can take place at the same time."""
+    """The budget that is equal for the candidates of a row, if it differs from the study's: where candidates do not
+    differ in speed, equal epochs take equal seconds, and their runs can take place at the same time."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Study:
         return (compared or self.compared) == "seconds"
 
     def check_jobs(self) -> None:
-        """Raise UserError unless runs can take place at the same time, and do no less for that."""
+        """Raise UserError unless runs can take place at the same time without doing less work in their budget."""
         if self.is_timed("final") and (not self.tuning or self.is_timed("tune")):
             raise UserError(f"study {self.name} compares seconds: its runs take place one at a time, without --jobs")
         for row in self.rows:
