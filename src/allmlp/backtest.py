@@ -4,8 +4,9 @@ forecast origin and compared with a naive forecast.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ MOST = 12
 """Maximum number of rows in the table."""
 ALIKE = 0.01
 """Values are the same if means and standard deviations differ by less than this, in standard deviations."""
+Overlap = Literal["none", "training values", "other values"]
+"""What a series has at the times of the training values: nothing, these, or others."""
 
 
 class Origin(NamedTuple):
@@ -110,7 +113,7 @@ def unseen_windows(
     offsets = np.concatenate([[0], np.cumsum(series.lengths)[:-1]]).astype(np.int64)
     scaled = torch.empty(series.values.shape).numpy()
     means, stds, units = (np.empty((len(series.ids), len(preprocessing.columns))) for _ in range(3))
-    origins, overlapping, differing = list[np.ndarray](), 0, 0
+    origins, overlaps = list[np.ndarray](), Counter[Overlap]()
     for number, (name, offset, length) in enumerate(zip(series.ids, offsets, series.lengths)):
         rows, place = series.values[offset : offset + length], places.get(name)
         mean, std = level(rows) if place is None else (preprocessing.mean[place], preprocessing.std[place])
@@ -122,21 +125,20 @@ def unseen_windows(
             unit = np.array(preprocessing.seasonal_error[place])
             units[number] = np.where(unit > 0, unit, np.nan)
         if place is not None and preprocessing.learned:
-            begin, trained, end = learned_rows(series, number, preprocessing.learned[place])
-            if begin >= 0 and trained <= length and not alike(level(rows[begin:trained]), means[number], stds[number]):
-                differing += 1
-            elif begin < length and end > 0:
-                before, after = candidates[candidates + horizon <= begin], np.arange(max(end, 1), length - horizon + 1)
-                candidates, overlapping = np.concatenate([before, after]), overlapping + 1
+            learned = learned_rows(series, number, preprocessing.learned[place])
+            overlap = overlap_of(rows, learned, means[number], stds[number])
+            overlaps[overlap] += 1
+            if overlap == "training values":
+                candidates = unseen_origins(candidates, learned, length, horizon)
         origins.append(offset + candidates)
     count = sum(map(len, origins))
     if not count:
-        why = " without the values that the model was trained on" if overlapping else ""
+        why = " without the values that the model was trained on" if overlaps["training values"] else ""
         raise UserError(f"{where} has no forecast of {horizon} steps to evaluate: its series are too short{why}")
     notes = list(series.notes)
-    if overlapping:
-        notes.append(f"{overlapping:,} of {len(series.ids):,} series hold training values, which do not count")
-    if differing:
+    if seen := overlaps["training values"]:
+        notes.append(f"{seen:,} of {len(series.ids):,} series hold training values, which do not count")
+    if differing := overlaps["other values"]:
         notes.append(f"{differing:,} of {len(series.ids):,} series differ from the training values at the same times")
     stride = eval_stride(count)
     if stride > 1:
@@ -157,6 +159,20 @@ def unseen_windows(
         starts=tuple(series.starts.tolist()),
         notes=tuple(notes),
     )
+
+
+def overlap_of(rows: np.ndarray, learned: tuple[int, int, int], mean: np.ndarray, std: np.ndarray) -> Overlap:
+    """What a series has in the `learned_rows`: the training values have this mean and standard deviation."""
+    begin, trained, end = learned
+    if begin >= 0 and trained <= len(rows) and not alike(level(rows[begin:trained]), mean, std):
+        return "other values"
+    return "training values" if begin < len(rows) and end > 0 else "none"
+
+
+def unseen_origins(origins: np.ndarray, learned: tuple[int, int, int], length: int, horizon: int) -> np.ndarray:
+    """The origins whose forecasts end before the `learned_rows`, and all of those after them."""
+    begin, _, end = learned
+    return np.concatenate([origins[origins + horizon <= begin], np.arange(max(end, 1), length - horizon + 1)])
 
 
 def learned_rows(series: SeriesRows, number: int, learned: tuple[int, int, int]) -> tuple[int, int, int]:
