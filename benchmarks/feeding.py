@@ -1,4 +1,4 @@
-"""Are models fed? Images from JPEG shards to the training step, `eval` and `predict`, against the same on tensors.
+"""Does the input keep up? Images from JPEG shards to the training step, `eval` and `predict`, and the same on tensors.
 
 python benchmarks/feeding.py --out docs/logs/feeding.json                                  on a GPU, two minutes
 python benchmarks/feeding.py --device cpu --model mixer_nano --batch-size 32 --images 64 --seconds 0.3      a trial

@@ -5,7 +5,7 @@ python benchmarks/pretraining.py --size base     gmlp_l36, bert_base and transfo
 python benchmarks/pretraining.py --batch 2 --device cpu --rounds 1 --steps 1     a trial
 
 Each model is a process of its own: they compile side by side, then are timed alone, in turn, several rounds long, with
-the card's matrix rate measured in between. A step is masking, forward, backward and optimiser in bfloat16 (float32 on a
+the card's matrix rate measured in between. A step is masking, forward, backward and optimizer in bfloat16 (float32 on a
 CPU), on random tokens. Ours are trained by Muon and transformers' by fused AdamW. transformers' output layer runs over
 every token; `masked` is the same model with the output layer on the hidden tokens alone, as here.
 """

@@ -3,9 +3,9 @@
     python benchmarks/soak.py                   # an hour on two cores; writes result.json and result.md to runs/soak
     python benchmarks/soak.py --minutes 2 --out runs/short
 
-Half of the time, runs are trained that are killed without warning at random moments, resumed until they are finished,
-and evaluated: their records must be those of a run that was not killed. In the other half a server gets requests at
-half and at twice its capacity: what it accepts it must answer. The exit code is 1 if anything is wrong.
+For half of the time, runs are trained, killed without warning at random moments, resumed until they are finished, and
+evaluated: their records must be those of a run that was not killed. For the other half, a server gets requests at half
+and at twice its capacity: it must answer what it accepts. The exit code is 1 if anything is wrong.
 """
 
 from __future__ import annotations

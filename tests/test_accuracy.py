@@ -37,5 +37,5 @@ def test_text() -> None:
 
 @pytest.mark.parametrize("pair", [(1, 0), (3, 2), (-1, 5)])
 def test_no_proportion(pair: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="is no proportion"):
+    with pytest.raises(ValueError, match="is not a proportion"):
         wilson_interval(*pair)

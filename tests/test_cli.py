@@ -258,7 +258,7 @@ def test_expected_time_is_that_of_the_measured_speed() -> None:
         (["analyze", "mixer_nano", "."], ". is a folder: name the image files in it, such as ./*.jpg"),
         (["tables", "--paper", "000"], "unknown paper '000': choose one of mixer, gmlp, resmlp, transformer"),
         (["list", "recipes", "no such recipe"], "no recipe matches 'no such recipe'"),
-        (["list", "zebra"], "no model matches 'zebra' (`allmlp list recipes`, `list studies` and `list weights` show"),
+        (["list", "zebra"], "no model matches 'zebra' (recipes, studies and weights: `allmlp list recipes`, `list"),
         (["list", "study"], "no model matches 'study'; did you mean 'studies'"),
         (["list", "weights", "zebra"], "no weights match 'zebra'"),
         (["list", "studies", "zebra"], "no study matches 'zebra'"),

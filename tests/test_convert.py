@@ -347,11 +347,11 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     allmlp.save(mixer(1, 8, **SMALL).build(), tmp_path / "ours")
     refused(tmp_path / "ours", "is already a model folder; choose a format with to=")
     refused(tmp_path / "ours", "unknown format 'tim'; did you mean 'timm'", to="tim")
-    with pytest.raises(allmlp.UserError, match="ours would be written over itself; name another folder"):
+    with pytest.raises(allmlp.UserError, match="ours would overwrite itself; name another folder"):
         convert(str(tmp_path / "ours"), str(tmp_path / "ours"), to="google")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").touch()
-    with pytest.raises(allmlp.UserError, match="run holds a run, whose model would be written over"):
+    with pytest.raises(allmlp.UserError, match="run holds a run, whose model would be overwritten"):
         convert(str(tmp_path / "ours"), str(tmp_path / "run"), to="hf")
     refused(tmp_path / "nowhere", "nowhere was not found; name a weights file")
     (tmp_path / "file").write_text("x")

@@ -88,7 +88,7 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_allocated(
     setting: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fits, "free_memory", lambda device: 2e9)
-    monkeypatch.setattr("allmlp.training.create", lambda *arguments, **options: pytest.fail("allocated"))
+    monkeypatch.setattr("allmlp.initial_model.create", lambda *arguments, **options: pytest.fail("allocated"))
     assert named in refused(capsys, "train", "digits_mixer", "--set", setting, "--out", str(tmp_path / "out"))
 
 

@@ -54,6 +54,7 @@ from allmlp.layers.norm import Norm
 from allmlp.layers.pool import Pool
 from allmlp.layers.scale import DropPathLayer
 from allmlp.layers.token_roles import token_parameters
+from allmlp.show import equations
 from allmlp.spec import Spec, from_dict, to_dict
 from tiny import randomize
 
@@ -137,6 +138,11 @@ def test_every_spec_is_exported() -> None:
 @pytest.mark.parametrize("spec", kinds(Spec), ids=repr)
 def test_every_spec_survives_json(spec: Spec) -> None:
     assert from_dict(to_dict(spec)) == spec
+
+
+def test_every_layer_shows_its_equation() -> None:
+    layers = [type(spec) for spec in kinds(Spec) if not isinstance(spec, (Distribution, Init))]
+    assert [kind.__name__ for kind in layers if kind.__name__ not in equations(example(kind))] == []
 
 
 @pytest.mark.parametrize("spec", MIXERS, ids=repr)

@@ -374,7 +374,7 @@ def test_a_run_and_the_source_itself_are_not_written_over(tmp_path: Path, capsys
     for folder in (source, run):
         allmlp.save(allmlp.create("mixer_nano", overrides={"depth": 1}), folder)
     (run / "run.json").write_text("{}")
-    for target, reason in ((source, "would be written over itself"), (run, "holds a run")):
+    for target, reason in ((source, "would overwrite itself"), (run, "holds a run")):
         before = (target / "model.safetensors").read_bytes()
         with pytest.raises(SystemExit) as caught:
             main(["resize", str(source), str(target), "--img-size", "64"])

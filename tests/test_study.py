@@ -28,7 +28,7 @@ from allmlp.study import records, runner
 from allmlp.study.definition import Row, Study, Trial, Tuning, grid, sweep
 from allmlp.study.figure import costs_figure, curves_figure, draw, pareto_front
 from allmlp.study.process import lifeline
-from allmlp.study.runner import Progress, Runner, expected_seconds, portions, progress
+from allmlp.study.runner import Progress, Runner, expected_seconds, portions, progress_of
 from allmlp.study.statistics import interval, paired_difference, seconds_to, t_quantile
 from allmlp.study.summary import at_the_edge, final_table, summarize, write
 from test_studies import InProcess
@@ -98,8 +98,12 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 def test_tuned_on_validation_then_once_on_test(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "score += (lr if recipe == 'digits_vit' else -lr)")
-    now, _ = work(small(), tmp_path / "out")
-    assert now.chosen == {"mixer": "optim.lr=1e-3", "vit": "optim.lr=2e-3"} and not now.ready and not now.later
+    progress, _ = work(small(), tmp_path / "out")
+    assert (
+        progress.chosen == {"mixer": "optim.lr=1e-3", "vit": "optim.lr=2e-3"}
+        and not progress.ready
+        and not progress.later
+    )
     found = calls(fake)
     tuning, final = [c for c in found if c["val_size"] == "100"], [c for c in found if c["val_size"] == "0"]
     assert len(found) == len(read(tmp_path / "out")) == 10 and len(tuning) == 4 and len(final) == 6
@@ -133,10 +137,10 @@ def test_a_choice_at_the_edge_of_a_sweep_is_noted(
 ) -> None:
     monkeypatch.setenv("FAKE", f"score += {better}")
     candidates = grid({"optim.lr": ("1e-3", "2e-3", "3e-3")})
-    now, _ = work(
+    progress, _ = work(
         small(rows={"vit": Row("digits_vit", candidates=candidates)}, reference="", seeds=1), tmp_path / "out"
     )
-    assert [text.split()[4] for text in at_the_edge(now)] == ([note] if note else [])
+    assert [text.split()[4] for text in at_the_edge(progress)] == ([note] if note else [])
 
 
 def test_lower_is_better_for_a_loss(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +163,9 @@ def test_a_record_says_how_to_repeat_the_run(fake: Path, tmp_path: Path) -> None
 def test_a_portion_starts_only_what_fits(fake: Path, tmp_path: Path) -> None:
     rows = {"mixer": Row("digits_mixer"), "vit": Row("digits_vit", {"budget.minutes": "0.1"})}
     study = small(rows=rows, compared="seconds", overrides={"budget.minutes": "2", "budget.epochs": "none"}, seeds=1)
-    now, _ = work(study, tmp_path / "out", minutes=1.5)
+    progress, _ = work(study, tmp_path / "out", minutes=1.5)
     assert [c["recipe"] for c in calls(fake)] == ["digits_vit"], "two minutes and start-up do not fit in 1.5"
-    assert [trial.row for trial in now.ready] == ["mixer"]
+    assert [trial.row for trial in progress.ready] == ["mixer"]
     assert work(study, tmp_path / "out", minutes=0)[0].ready and len(calls(fake)) == 1
     assert not work(study, tmp_path / "out", minutes=4)[0].ready and len(calls(fake)) == 2
 
@@ -209,8 +213,8 @@ def test_jobs_run_side_by_side(fake: Path, tmp_path: Path, monkeypatch: pytest.M
     meet = "os.mkdir(out + '.here'); n = lambda: sum(f.endswith('.here') for f in os.listdir(os.path.dirname(out)))\n"
     monkeypatch.setenv("FAKE", meet + "end = time.time() + 30\nwhile n() < 2 and time.time() < end: time.sleep(0.01)\n")
     study = small(rows={"mixer": Row("digits_mixer")}, reference="", seeds=2)
-    now, _ = work(study, tmp_path / "out", jobs=2)
-    assert len(now.done) == 2 and max(record["wall"] for record in read(tmp_path / "out")) < 20
+    progress, _ = work(study, tmp_path / "out", jobs=2)
+    assert len(progress.done) == 2 and max(record["wall"] for record in read(tmp_path / "out")) < 20
 
 
 def test_tuning_by_epochs_side_by_side_and_timed_runs_alone(
@@ -226,10 +230,10 @@ def test_tuning_by_epochs_side_by_side_and_timed_runs_alone(
     monkeypatch.setenv("FAKE", under_way + tuning + final)
     rows = {"mixer": Row("digits_mixer", candidates=grid({"optim.lr": ("1e-3", "2e-3")}))}
     timed = {"compared": "seconds", "reference": "", "rows": rows, "overrides": {"budget.minutes": "1"}}
-    now, _ = work(small(**timed, tuning=Tuning(100, compared="epochs")), tmp_path / "out", jobs=2)
+    progress, _ = work(small(**timed, tuning=Tuning(100, compared="epochs")), tmp_path / "out", jobs=2)
     found = [(one["purpose"], one["jobs"]) for one in read(tmp_path / "out")]
     assert found == [("tune", 2)] * 2 + [("final", 1)] * 3
-    assert all(now.value(one) == 1 for one in now.done.values() if one["purpose"] == "final")
+    assert all(progress.value(one) == 1 for one in progress.done.values() if one["purpose"] == "final")
     assert max(one["wall"] for one in read(tmp_path / "out")) < 20
 
 
@@ -282,8 +286,8 @@ def test_one_job_does_not_share_and_a_service_that_fails_is_left(
     work(study, tmp_path / "cpu", jobs=2, device="cpu")
     assert not mps.exists()
     monkeypatch.setattr("allmlp.study.mps.CLIENT", "raise SystemExit(1)")
-    now, said = work(study, tmp_path / "out", jobs=2, keep_models=True)
-    assert len(now.done) == 2 and any("take turns" in line for line in said)
+    progress, said = work(study, tmp_path / "out", jobs=2, keep_models=True)
+    assert len(progress.done) == 2 and any("take turns" in line for line in said)
     assert [line.split()[0] for line in mps.read_text(encoding="utf8").splitlines()] == ["-d", "quit"]
     assert json.loads((tmp_path / "out" / "models" / "mixer-0" / "mps").read_bytes()) == [None]
 
@@ -295,31 +299,36 @@ def test_one_job_does_not_share_and_a_service_that_fails_is_left(
 def test_a_failed_run_does_not_stop_the_others(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nan = "if lr == 2e-3: print('a'); write('metrics.jsonl', {}); sys.exit('error: the loss became nan at step 3')"
     monkeypatch.setenv("FAKE", nan)
-    now, _ = work(small(), tmp_path / "out")
-    assert set(now.chosen.values()) == {"optim.lr=1e-3"} and not now.ready
+    progress, _ = work(small(), tmp_path / "out")
+    assert set(progress.chosen.values()) == {"optim.lr=1e-3"} and not progress.ready
     failed = [record for record in read(tmp_path / "out") if "failed" in record]
     assert [record["failed"] for record in failed] == ["the loss became nan at step 3"] * 2
     assert not any("result" in record for record in failed) and failed[0]["log"][0] == "a"
     work(small(), tmp_path / "out")
     assert len(calls(fake)) == 10
     monkeypatch.setenv("FAKE", "score += lr")
-    now, _ = work(small(), tmp_path / "out", retry_failed=True)
-    assert len(calls(fake)) == 10 + 2 + 6 and set(now.chosen.values()) == {"optim.lr=2e-3"}
+    progress, _ = work(small(), tmp_path / "out", retry_failed=True)
+    assert len(calls(fake)) == 10 + 2 + 6 and set(progress.chosen.values()) == {"optim.lr=2e-3"}
 
 
 def test_without_a_candidate_that_works_a_row_is_given_up(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE", "write('metrics.jsonl', {}); sys.exit('out of memory') if 'vit' in recipe else 0")
-    now, _ = work(small(), tmp_path / "out")
-    assert list(now.chosen) == ["mixer"] and list(now.hopeless) == ["vit"] and not now.ready and not now.later
+    progress, _ = work(small(), tmp_path / "out")
+    assert (
+        list(progress.chosen) == ["mixer"]
+        and list(progress.hopeless) == ["vit"]
+        and not progress.ready
+        and not progress.later
+    )
 
 
 def test_a_run_that_cannot_start_leaves_no_record(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Missing data are no property of the configuration: it is tried again next time."""
     monkeypatch.setenv("FAKE", "if 'mixer' in recipe: sys.exit('error: no cifar10 in data')")
-    now, said = work(small(), tmp_path / "out")
-    assert {record["row"] for record in read(tmp_path / "out")} == {"vit"} and len(now.ready) == 2
+    progress, said = work(small(), tmp_path / "out")
+    assert {record["row"] for record in read(tmp_path / "out")} == {"vit"} and len(progress.ready) == 2
     assert any("did not start: no cifar10" in line for line in said) and len(calls(fake)) == 5 + 1
     with pytest.raises(UserError, match="mixer: no cifar10 in data"):
         work(small(), tmp_path / "out")
@@ -331,19 +340,24 @@ def test_a_record_cut_short_is_repeated(fake: Path, tmp_path: Path) -> None:
     file = out / records.FILE
     file.write_bytes(file.read_bytes()[:-40])
     assert len(read(out)) == 5
-    now, _ = work(small(seeds=1), out)
-    assert len(calls(fake)) == 7 and len(now.done) == len(read(out)) == 6, "the new record hangs on the cut one"
+    progress, _ = work(small(seeds=1), out)
+    assert len(calls(fake)) == 7 and len(progress.done) == len(read(out)) == 6, "the new record hangs on the cut one"
 
 
 def test_records_of_another_configuration_are_stale(fake: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     work(small(seeds=1), out)
     changed = small(seeds=1, options={"batch_size": "25"})
-    now = progress(changed, read(out))
-    assert len(now.ready) == 4 and not now.done and "batch_size" in now.stale[0] and len(now.stale) == 4
+    progress = progress_of(changed, read(out))
+    assert (
+        len(progress.ready) == 4
+        and not progress.done
+        and "batch_size" in progress.stale[0]
+        and len(progress.stale) == 4
+    )
     work(changed, out)
-    assert len(calls(fake)) == 12 and not progress(changed, read(out)).stale
-    assert len(progress(small(seeds=1), read(out)).done) == 6, "the records of the first definition are still there"
+    assert len(calls(fake)) == 12 and not progress_of(changed, read(out)).stale
+    assert len(progress_of(small(seeds=1), read(out)).done) == 6, "the records of the first definition are still there"
 
 
 def test_a_new_field_does_not_make_records_stale(fake: Path, tmp_path: Path) -> None:
@@ -352,9 +366,9 @@ def test_a_new_field_does_not_make_records_stale(fake: Path, tmp_path: Path) -> 
     found = read(out)
     for record in found:
         del record["run"]["nan"], record["run"]["optim"]["momentum"]
-    assert len(progress(small(seeds=1), found).done) == 6
+    assert len(progress_of(small(seeds=1), found).done) == 6
     found[0]["run"]["optim"]["unknown"] = 1
-    assert "unknown" in progress(small(seeds=1), found).stale[0]
+    assert "unknown" in progress_of(small(seeds=1), found).stale[0]
 
 
 def test_an_interrupted_run_leaves_neither_process_nor_record(
@@ -436,8 +450,8 @@ def test_a_row_gets_the_model_of_another(fake: Path, tmp_path: Path) -> None:
         "teacher": Row("digits_vit"),
     }
     study, out = small(rows=rows, reference="", seeds=2), tmp_path / "out"
-    now, _ = work(study, out)
-    assert not now.ready and not now.later and len(calls(fake)) == 6
+    progress, _ = work(study, out)
+    assert not progress.ready and not progress.later and len(calls(fake)) == 6
     given = [(c["recipe"], c["seed"], Path(c["init_from"]).name) for c in calls(fake) if "init_from" in c]
     assert sorted(given) == [
         ("digits_gmlp", "0", "teacher-0"),
@@ -453,18 +467,18 @@ def test_a_row_gets_the_model_of_another(fake: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / records.FILE).write_text("".join(json.dumps(record) + "\n" for record in kept))
-    now, _ = work(study, other)
+    progress, _ = work(study, other)
     assert [(c["recipe"], c["seed"]) for c in calls(fake)[6:]] == [("digits_vit", "1"), ("digits_mixer", "1")]
-    assert len(read(other)) == 6 and not now.ready
+    assert len(read(other)) == 6 and not progress.ready
 
 
 def test_a_row_without_its_teacher_is_given_up(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "write('metrics.jsonl', {}); sys.exit('out of memory') if 'vit' in recipe else 0")
     rows = {"student": Row("digits_mixer", {"init_from": "study:teacher"}), "teacher": Row("digits_vit")}
     rows["pupil"] = Row("digits_gmlp", {"init_from": "study:student"})
-    now, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
-    assert "teacher seed 0 has failed" in now.hopeless["student"] and not now.ready and not now.later
-    assert now.hopeless["pupil"] == "it needs the model of student"
+    progress, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
+    assert "teacher seed 0 has failed" in progress.hopeless["student"] and not progress.ready and not progress.later
+    assert progress.hopeless["pupil"] == "it needs the model of student"
 
 
 def test_a_model_that_needs_another_model(fake: Path, tmp_path: Path) -> None:
@@ -536,8 +550,8 @@ def test_differences_are_paired_by_seed() -> None:
 def test_a_row_with_a_reference_of_its_own(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "score += 0.02 * ('vit' in recipe)")
     rows = {name: Row(f"digits_{name}") for name in ("mixer", "vit")} | {"wide": Row("digits_gmlp", reference="mixer")}
-    now, _ = work(small(rows=rows), tmp_path / "out")
-    header, mixer, vit, wide = final_table(summarize(now))
+    progress, _ = work(small(rows=rows), tmp_path / "out")
+    header, mixer, vit, wide = final_table(summarize(progress))
     column = header.index("to vit / mixer")
     assert [row[column] for row in (mixer, vit, wide)] == ["-2.00 ± 0.00", "", "+0.00 ± 0.00"]
     with pytest.raises(UserError, match="unknown row of small 'float'"):
@@ -552,8 +566,8 @@ def test_tables_and_figure(
     monkeypatch.setenv("FAKE", "score += 0.02 * ('vit' in recipe)")
     rows = {"mixer": Row("digits_mixer", anchor=60.0, source="a paper"), "vit": Row("digits_vit")}
     out = tmp_path / "out"
-    now, _ = work(small(rows=rows), out)
-    summary = summarize(now)
+    progress, _ = work(small(rows=rows), out)
+    summary = summarize(progress)
     header, mixer, vit = final_table(summary)
     assert header == ["row", "parameters", "seeds", "epochs", "seconds", "accuracy %", "to vit", "floor", "anchor"]
     half = 4.3027 * 1.0 / math.sqrt(3)
@@ -573,7 +587,7 @@ def test_tables_and_figure(
         lines = list(csv.DictReader(file))
     assert [float(line["value"]) for line in lines] == pytest.approx([50, 51, 52, 52, 53, 54])
     assert draw(summary, out) and (out / "figure.png").stat().st_size > 5000 and (out / "figure.svg").is_file()
-    assert not draw(summarize(progress(small(), [])), out)
+    assert not draw(summarize(progress_of(small(), [])), out)
 
 
 # --- definitions and the command ----------------------------------------------------------------------------
@@ -609,16 +623,16 @@ def test_a_row_has_the_setting_of_another(fake: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("FAKE", "score += lr")
     tuned = small().rows["vit"]
     rows = {"vit": tuned, "longer": Row("digits_vit", {"budget.epochs": "9"}, like="vit")}
-    now, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
-    assert now.chosen == {"vit": "optim.lr=2e-3", "longer": "optim.lr=2e-3"} and len(calls(fake)) == 4
+    progress, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "out")
+    assert progress.chosen == {"vit": "optim.lr=2e-3", "longer": "optim.lr=2e-3"} and len(calls(fake)) == 4
     assert [c["optim.lr"] for c in calls(fake) if c.get("budget.epochs") == "9"] == ["2e-3"]
     with pytest.raises(UserError, match="unknown earlier row of small 'vit'"):
         small(rows=dict(reversed(rows.items())), reference="")
     with pytest.raises(UserError, match="both candidates and those of vit"):
         small(rows=rows | {"other": Row("digits_vit", like="vit", candidates=tuned.candidates)}, reference="")
     monkeypatch.setenv("FAKE", "write('metrics.jsonl', {}); sys.exit('out of memory')")
-    now, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "again")
-    assert now.hopeless == {"vit": "all candidates have failed", "longer": "it needs the setting of vit"}
+    progress, _ = work(small(rows=rows, reference="", seeds=1), tmp_path / "again")
+    assert progress.hopeless == {"vit": "all candidates have failed", "longer": "it needs the setting of vit"}
 
 
 def test_some_rows_with_what_they_need(fake: Path, tmp_path: Path) -> None:
@@ -628,9 +642,9 @@ def test_some_rows_with_what_they_need(fake: Path, tmp_path: Path) -> None:
         "other": Row("digits_gmlp"),
     }
     study = small(rows=rows, reference="", seeds=1)
-    now, _ = work(study, tmp_path / "out", rows=("stud*",))
+    progress, _ = work(study, tmp_path / "out", rows=("stud*",))
     assert [c["recipe"] for c in calls(fake)] == ["digits_vit", "digits_mixer"]
-    assert [trial.row for trial in now.ready] == ["other"] and not now.later
+    assert [trial.row for trial in progress.ready] == ["other"] and not progress.later
     with pytest.raises(UserError, match="has no row 'techer', but student, teacher, other"):
         work(study, tmp_path / "out", rows=("techer",))
 
@@ -638,8 +652,8 @@ def test_some_rows_with_what_they_need(fake: Path, tmp_path: Path) -> None:
 def test_curves(fake: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = {f"vit_{n}": Row("digits_vit", {"train_fraction": f"0.{n}"}, curve=("vit", n)) for n in (1, 5)}
-    now, _ = work(small(rows=rows, reference="", seeds=2, axis="images"), tmp_path / "out")
-    summary = summarize(now)
+    progress, _ = work(small(rows=rows, reference="", seeds=2, axis="images"), tmp_path / "out")
+    summary = summarize(progress)
     assert [line.curve for line in summary.lines] == [("vit", 1), ("vit", 5)]
     (axis,) = curves_figure(summary, summary.lines).axes
     assert axis.get_xlabel() == "images" and axis.get_ylabel() == "accuracy %"
@@ -656,7 +670,7 @@ def test_seeds_that_draw_their_examples_are_not_said_to_have_different_data(draw
         records.make("small", trial, 1, 99.0, {"result": result, "data": {"sha256": str(trial.seed)}})
         for trial in study.final_trials("mixer", "")
     ]
-    assert summarize(progress(study, found)).data == {"mixer": set() if drawn else {"0", "1"}}
+    assert summarize(progress_of(study, found)).data == {"mixer": set() if drawn else {"0", "1"}}
 
 
 def test_seconds_until_a_loss_has_fallen_to_a_target() -> None:
@@ -665,7 +679,7 @@ def test_seconds_until_a_loss_has_fallen_to_a_target() -> None:
     (trial,) = study.final_trials("mixer", "")
     evaluations = [{"step": n, "seconds": 10.0 * n, "mse": 2.0**-n} for n in range(5)]
     result = {"test": {"mse": 0.06}, "seconds": 50.0, "epochs": 1.0, "steps": 9, "evaluations": evaluations[1:]}
-    summary = summarize(progress(study, [records.make("small", trial, 1, 99.0, {"result": result})]))
+    summary = summarize(progress_of(study, [records.make("small", trial, 1, 99.0, {"result": result})]))
     assert summary.reached["mixer"] is not None and summary.reached["mixer"].mean == 10.0
     assert runner.is_better("mse", 0.1, 0.5) and not runner.is_better("accuracy", 0.1, 0.5)
     for metric in ("mse", "accuracy"):  # the first candidate may be the one that diverged
@@ -692,7 +706,7 @@ def test_costs_and_seconds_to_a_target(fake: Path, tmp_path: Path) -> None:
             first = {"inference": {"rate_per_s": 5e4, "unit": "images"}} if name == "vit_10" and not trial.seed else {}
             found.append(records.make("small", trial, 1, 99.0, {"result": result, **first}))
     found[-1]["result"]["evaluations"] = [{"step": 3, "seconds": 20.0, "accuracy": 0.6}]
-    summary = summarize(progress(study, found))
+    summary = summarize(progress_of(study, found))
     assert summary.reached["mixer"] is None and summary.reached["vit"] is not None
     # Of the first seed 50 and 70 % by the logarithm: 20 s. Of the second 55 % after 10 s and 60 % after 20 s.
     assert summary.reached["vit"].mean == pytest.approx(20) and summary.reached["vit"].count == 2
@@ -727,9 +741,11 @@ def test_a_model_that_bench_cannot_measure(fake: Path, tmp_path: Path, monkeypat
     command = [sys.executable, "-c", "print('out of memory')"]
     monkeypatch.setattr(Runner, "bench_command", lambda self, folder, batch: command)
     rows = {"vit": Row("digits_vit", {"budget.minutes": "1", "budget.epochs": "none"})}
-    now, said = work(small(rows=rows, compared="seconds", reference="", seeds=1, inference_batch=8), tmp_path / "out")
+    progress, said = work(
+        small(rows=rows, compared="seconds", reference="", seeds=1, inference_batch=8), tmp_path / "out"
+    )
     assert any("inference was not measured: out of memory" in text for text in said)
-    assert "result" in now.records[0] and "inference" not in now.records[0]
+    assert "result" in progress.records[0] and "inference" not in progress.records[0]
 
 
 def test_what_a_start_has_seen_is_not_tuned_on() -> None:

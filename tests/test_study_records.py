@@ -11,7 +11,7 @@ import pytest
 from allmlp.study import records
 from allmlp.study.definition import Row, Study, Trial, Tuning, grid
 from allmlp.study.records import Record
-from allmlp.study.runner import LAST, Runner, expected_seconds, progress
+from allmlp.study.runner import LAST, Runner, expected_seconds, progress_of
 from allmlp.study.summary import at_the_edge, final_table, summarize, tuning_table
 
 RATES = grid({"optim.lr": ("1e-3", "2e-3")})
@@ -67,7 +67,7 @@ def test_a_candidate_of_which_a_run_has_failed_is_not_chosen() -> None:
     study = tuned()
     slow, broken, *fast = study.tuning_trials("mixer")
     found = [finished(slow, 0.9), failed(broken), *(finished(trial, 0.4) for trial in fast)]
-    assert progress(study, found).chosen == {"mixer": FAST}
+    assert progress_of(study, found).chosen == {"mixer": FAST}
 
 
 def test_of_many_records_of_a_run_the_last_result_counts() -> None:
@@ -78,15 +78,15 @@ def test_of_many_records_of_a_run_the_last_result_counts() -> None:
         ([finished(trial, 0.6), failed(trial)], 0.6),
         ([finished(trial, 0.6), finished(trial, 0.7)], 0.7),
     ):
-        now = progress(study, found)
-        assert not now.ready and now.value(now.done[trial.key]) == accuracy
+        progress = progress_of(study, found)
+        assert not progress.ready and progress.value(progress.done[trial.key]) == accuracy
 
 
 def test_a_record_of_another_recipe_is_stale() -> None:
     study = small(seeds=1)
     (trial,) = finals(study)
-    now = progress(study, [finished(trial) | {"recipe": "digits_gmlp"}])
-    assert now.stale == ["mixer seed 0: recipe"] and now.ready == [trial]
+    progress = progress_of(study, [finished(trial) | {"recipe": "digits_gmlp"}])
+    assert progress.stale == ["mixer seed 0: recipe"] and progress.ready == [trial]
 
 
 def test_lines_that_are_no_records_are_skipped(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_rows_without_a_model_of_their_own_do_not_share_an_inference_rate(tmp_pa
     measured["inference"] = {"rate_per_s": 5.0, "unit": "images"}
     (tmp_path / records.FILE).write_text(json.dumps(measured), encoding="utf8")
     assert [Runner(study, tmp_path, {}).is_measured(trial) for trial in trials] == [False, True]
-    assert [line.rate for line in summarize(progress(study, [measured, other])).lines] == [5.0, None]
+    assert [line.rate for line in summarize(progress_of(study, [measured, other])).lines] == [5.0, None]
 
 
 # --- how long -----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_further_metrics_are_reported_if_asked_for() -> None:
     for also, titles in (((), []), (("loss", "unknown"), ["loss"])):
         study = small(seeds=1, floor="", **({"also": also} if also else {}))
         (trial,) = finals(study)
-        summary = summarize(progress(study, [finished(trial)]))
+        summary = summarize(progress_of(study, [finished(trial)]))
         assert summary.study.also == also and list(summary.lines[0].others) == titles
         header, row = final_table(summary)
         assert header == ["row", "seeds", "epochs", "seconds", "accuracy %", *titles], row
@@ -150,7 +150,7 @@ def test_only_equal_metrics_are_subtracted() -> None:
     rows = {"vit": Row("digits_vit"), "mixer": Row("digits_mixer"), "gmlp": Row("digits_gmlp", metric="loss")}
     study = small(rows=rows, reference="vit")
     found = [finished(trial, 0.5 + 0.1 * (row == "mixer")) for row in rows for trial in finals(study, row)]
-    vit, mixer, gmlp = summarize(progress(study, found)).lines
+    vit, mixer, gmlp = summarize(progress_of(study, found)).lines
     assert vit.difference is None and gmlp.difference is None and gmlp.metric == "loss"
     assert mixer.difference is not None and mixer.difference.mean == pytest.approx(10)
 
@@ -158,7 +158,7 @@ def test_only_equal_metrics_are_subtracted() -> None:
 def test_memory_is_the_largest_of_the_runs() -> None:
     study = small()
     found = [finished(trial, peak_memory=memory) for trial, memory in zip(finals(study), (2**30, 2**29), strict=True)]
-    assert summarize(progress(study, found)).lines[0].memory == 2**30
+    assert summarize(progress_of(study, found)).lines[0].memory == 2**30
 
 
 def test_the_tuning_table_has_every_candidate() -> None:
@@ -167,7 +167,7 @@ def test_the_tuning_table_has_every_candidate() -> None:
         finished(trial, 0.4 + 0.2 * (trial.candidate == FAST) + 0.1 * trial.seed)
         for trial in study.tuning_trials("mixer")
     ]
-    header, *lines = tuning_table(summarize(progress(study, found)))
+    header, *lines = tuning_table(summarize(progress_of(study, found)))
     assert header == ["row", "setting", "runs", "validation accuracy %", "chosen"]
     assert [(line[1], line[2], line[3].split()[0], line[4]) for line in lines] == [
         (SLOW, "2", "45.00", ""),
@@ -178,5 +178,5 @@ def test_the_tuning_table_has_every_candidate() -> None:
 def test_the_better_of_two_values_is_not_at_an_edge() -> None:
     study = tuned()
     found = [finished(trial) for trial in study.tuning_trials("mixer")]
-    now = progress(study, found)
-    assert now.chosen and not at_the_edge(now)
+    progress = progress_of(study, found)
+    assert progress.chosen and not at_the_edge(progress)

@@ -16,7 +16,7 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
     Source: Wilson, Probable Inference, the Law of Succession, and Statistical Inference, 1927.
     """
     if not 0 <= correct <= total or total < 1:
-        raise ValueError(f"{correct} of {total} is no proportion")
+        raise ValueError(f"{correct} of {total} is not a proportion")
     p, weight = correct / total, Z**2 / total
     middle, half = p + weight / 2, Z * math.sqrt(p * (1 - p) / total + weight / (4 * total))
     return max((middle - half) / (1 + weight), 0.0), min((middle + half) / (1 + weight), 1.0)

@@ -62,20 +62,20 @@ def train(
     overrides = {**(overrides or {}), **({} if horizon is None else {"data.horizon": horizon})}
     options, folder = TrainOptions(model, epochs, minutes, size), None if out is None else Path(out)
     if isinstance(run, (str, os.PathLike)):
-        found = resolve(os.fspath(run), options, overrides, device, folder)
-        if len(found) > 1:
-            raise UserError(f"{run} is a table of {len(found)} runs; train one of them, such as {next(iter(found))!r}")
-        (resolved,) = found.values()
+        runs = resolve(os.fspath(run), options, overrides, device, folder)
+        if len(runs) > 1:
+            raise UserError(f"{run} is a table of {len(runs)} runs; train one of them, such as {next(iter(runs))!r}")
+        (resolved,) = runs.values()
         return train_run(resolved.run, resolved.folder, device, callbacks, metrics)
     if not isinstance(run, (Run, Data)):
         raise UserError(f"cannot train {type(run).__name__}: give a name, a Run, or your dataset as Data.of(dataset)")
     if folder is None:
         raise UserError(f"{'a Run' if isinstance(run, Run) else 'Data'} needs a folder: train(run, out)")
     if isinstance(run, Run):
-        made = override_all(with_options(run, options), overrides)
+        chosen = override_all(with_options(run, options), overrides)
     else:
-        made, _ = choose(run, options, overrides, device)
-    return train_run(made, folder, device, callbacks, metrics)
+        chosen, _ = choose(run, options, overrides, device)
+    return train_run(chosen, folder, device, callbacks, metrics)
 
 
 @suggest_keywords
@@ -195,10 +195,10 @@ def embed(
     from allmlp.prediction.stream import features, values
 
     predictor, items = open_items(model, inputs, context, device=device, dtype=dtype, fast=fast)
-    found = list(values(features(predictor, items, batch_size)))
-    if not found:
+    rows = list(values(features(predictor, items, batch_size)))
+    if not rows:
         raise UserError(f"there are no {predictor.reads}")
-    return np.stack(found)
+    return np.stack(rows)
 
 
 def open_items(model: PathLike | Model, inputs: Any, context: str, **options: Any) -> tuple[Predictor, Iterable[Item]]:

@@ -19,20 +19,20 @@ SMALL_VALIDATION = 300
 """With fewer examples, the standard error of an accuracy of 90 % is about two points or more."""
 
 
-def fits(known: Preprocessing, dataset: Dataset) -> bool:
+def fits(preprocessing: Preprocessing, dataset: Dataset) -> bool:
     """Whether a model with this preprocessing accepts such data."""
     if isinstance(dataset, ImageDataset):
-        return isinstance(known, ImagePreprocessing) and len(known.mean) == len(dataset.mean)
+        return isinstance(preprocessing, ImagePreprocessing) and len(preprocessing.mean) == len(dataset.mean)
     if isinstance(dataset, SeriesDataset):
-        return isinstance(known, SeriesPreprocessing)
-    return isinstance(known, TextPreprocessing)
+        return isinstance(preprocessing, SeriesPreprocessing)
+    return isinstance(preprocessing, TextPreprocessing)
 
 
-def reads(known: Preprocessing) -> str:
+def reads(preprocessing: Preprocessing) -> str:
     """What a model with this preprocessing accepts, in a few words."""
-    if isinstance(known, ImagePreprocessing):
-        return f"images with {plural(len(known.mean), 'channel')}"
-    return "time series" if isinstance(known, SeriesPreprocessing) else "texts"
+    if isinstance(preprocessing, ImagePreprocessing):
+        return f"images with {plural(len(preprocessing.mean), 'channel')}"
+    return "time series" if isinstance(preprocessing, SeriesPreprocessing) else "texts"
 
 
 def compare_starts(run: Run, dataset: Dataset, starts: list[Start], device: torch.device) -> tuple[Start, str]:
@@ -63,11 +63,11 @@ def is_small(dataset: Dataset) -> bool:
 
 def adapt_data(run: Run, start: Start, size: tuple[int, int] | None) -> Run:
     """The run with images of this size, normalized as for the start."""
-    known, changes = start.preprocessing, hints(type(run.data))
+    preprocessing, changes = start.preprocessing, hints(type(run.data))
     if size is not None and "img_size" in changes:
         run = override(run, "data.img_size", size)
-    if isinstance(known, ImagePreprocessing) and "decode" in changes:
-        run = override(run, "data.decode.mean", known.mean)
-        run = override(run, "data.decode.std", known.std)
-        run = override(run, "data.decode.crop_pct", known.crop_pct)
+    if isinstance(preprocessing, ImagePreprocessing) and "decode" in changes:
+        run = override(run, "data.decode.mean", preprocessing.mean)
+        run = override(run, "data.decode.std", preprocessing.std)
+        run = override(run, "data.decode.crop_pct", preprocessing.crop_pct)
     return run

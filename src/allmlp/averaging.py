@@ -59,8 +59,8 @@ def normalization(path: Path) -> tuple[object, object]:
 
 def tokenizers_differ(path: Path, other: Path) -> bool:
     """Whether both folders have a tokenizer, but not the same."""
-    own, others = read_tokenizer_files(path), read_tokenizer_files(other)
-    return bool(own and others) and own != others
+    files, other_files = read_tokenizer_files(path), read_tokenizer_files(other)
+    return bool(files and other_files) and files != other_files
 
 
 def finite_weights(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,12 +70,12 @@ def finite_weights(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def average_checkpoints(run: Path, last: int, target: Path) -> Path:
     """Save the average of the last checkpoints of a finished run; of their EMA weights, if the run has any."""
-    found = checkpoint.complete(run)[-last:]
-    if len(found) < last:
+    checkpoints = checkpoint.complete(run)[-last:]
+    if len(checkpoints) < last:
         raise UserError(
-            f"{run} has {plural(len(found), 'checkpoint')}, not {last}: train with --set keep_checkpoints={last}"
+            f"{run} has {plural(len(checkpoints), 'checkpoint')}, not {last}: train with --set keep_checkpoints={last}"
         )
-    return save_average(run, (finite_weights(place, model_weights(place)) for place in found), target)
+    return save_average(run, (finite_weights(place, model_weights(place)) for place in checkpoints), target)
 
 
 def model_weights(place: Path) -> dict[str, Tensor]:
@@ -89,12 +89,12 @@ def model_weights(place: Path) -> dict[str, Tensor]:
 
 def save_average(like: Path, states: Iterable[Mapping[str, Tensor]], target: Path) -> Path:
     model = folder.load(like, dtype=None)
-    own = model.state_dict()
+    state = model.state_dict()
     mean = average(states)
-    if mean.keys() != own.keys():
-        name = min(mean.keys() ^ own.keys())
+    if mean.keys() != state.keys():
+        name = min(mean.keys() ^ state.keys())
         raise UserError(f"the weights are not those of the model in {like}: {name}; of a run with lora, average runs")
-    model.load_state_dict({name: weight.to(own[name].dtype) for name, weight in mean.items()})
+    model.load_state_dict({name: weight.to(state[name].dtype) for name, weight in mean.items()})
     quantization = read_run(like).quantize if (like / RUN).is_file() else None
     if quantization is not None:  # the mean of quantized weights is not quantized
         quantization.apply(model)

@@ -4,8 +4,9 @@ forecast origin and compared with a naive forecast.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ MOST = 12
 """Maximum number of rows in the table."""
 ALIKE = 0.01
 """Values are the same if means and standard deviations differ by less than this, in standard deviations."""
+Overlap = Literal["none", "training values", "other values"]
+"""What a series has at the times of the training values: nothing, these, or others."""
 
 
 class Origin(NamedTuple):
@@ -67,11 +70,11 @@ def by_origin(module: ForecastModule, model: Model, dataset: SeriesDataset, most
             continue
         split = subset(dataset.test, chosen)
         assert isinstance(split, Windows)
-        found = total(module.evaluate(model, batches(split.to(model.device))))
+        totals = total(module.evaluate(model, batches(split.to(model.device))))
         naive = total(errors(seasonal_naive(dataset), batches(split), dataset.seasonal_error))
         first = dataset.frequency.text(int(part[0]))
-        known = {name: found.get(name, float("nan")) for name in ("mse", "mae", "mase")}
-        rows.append(Origin(first, len(chosen), **known, naive_mase=naive.get("mase", float("nan"))))
+        values = {name: totals.get(name, float("nan")) for name in ("mse", "mae", "mase")}
+        rows.append(Origin(first, len(chosen), **values, naive_mase=naive.get("mase", float("nan"))))
     return rows
 
 
@@ -81,8 +84,8 @@ def origin_times(dataset: SeriesDataset, split: Windows) -> np.ndarray:
     steps = split.origins.numpy() - split.offsets.numpy()[series]
     times = np.empty(len(steps), dtype=np.int64)
     for number in np.unique(series):
-        own, start = series == number, dataset.starts[number]
-        times[own] = np.concatenate([[start], dataset.frequency.following(start, int(steps[own].max()))])[steps[own]]
+        rows, start = series == number, dataset.starts[number]
+        times[rows] = np.concatenate([[start], dataset.frequency.following(start, int(steps[rows].max()))])[steps[rows]]
     return times
 
 
@@ -100,46 +103,43 @@ def as_table(rows: list[Origin]) -> str:
 
 
 def unseen_windows(
-    found: SeriesRows, known: SeriesPreprocessing, seq_len: int, horizon: int, where: str
+    series: SeriesRows, preprocessing: SeriesPreprocessing, seq_len: int, horizon: int, where: str
 ) -> SeriesDataset:
     """The series of a table as the test split of a model: all forecasts except of values that it was trained on.
 
     Values are scaled as in training; those of a series new to the model, by their own mean and standard deviation.
     """
-    places = {name: place for place, name in enumerate(known.ids)}
-    offsets = np.concatenate([[0], np.cumsum(found.lengths)[:-1]]).astype(np.int64)
-    scaled = torch.empty(found.values.shape).numpy()
-    means, stds, units = (np.empty((len(found.ids), len(known.columns))) for _ in range(3))
-    origins, again, other = list[np.ndarray](), 0, 0
-    for number, (name, offset, length) in enumerate(zip(found.ids, offsets, found.lengths)):
-        rows, place = found.values[offset : offset + length], places.get(name)
-        mean, std = level(rows) if place is None else (known.mean[place], known.std[place])
+    places = {name: place for place, name in enumerate(preprocessing.ids)}
+    offsets = np.concatenate([[0], np.cumsum(series.lengths)[:-1]]).astype(np.int64)
+    scaled = torch.empty(series.values.shape).numpy()
+    means, stds, units = (np.empty((len(series.ids), len(preprocessing.columns))) for _ in range(3))
+    origins, overlaps = list[np.ndarray](), Counter[Overlap]()
+    for number, (name, offset, length) in enumerate(zip(series.ids, offsets, series.lengths)):
+        rows, place = series.values[offset : offset + length], places.get(name)
+        mean, std = level(rows) if place is None else (preprocessing.mean[place], preprocessing.std[place])
         means[number], stds[number] = mean, std
         scaled[offset : offset + length] = (rows - means[number]) / stds[number]
-        units[number] = seasonal_error(scaled[offset : offset + length], known.frequency.season)
-        own = np.arange(min(seq_len, max(length - horizon, 1)), length - horizon + 1)
-        if place is not None and known.seasonal_error:
-            unit = np.array(known.seasonal_error[place])
+        units[number] = seasonal_error(scaled[offset : offset + length], preprocessing.frequency.season)
+        candidates = np.arange(min(seq_len, max(length - horizon, 1)), length - horizon + 1)
+        if place is not None and preprocessing.seasonal_error:
+            unit = np.array(preprocessing.seasonal_error[place])
             units[number] = np.where(unit > 0, unit, np.nan)
-        if place is not None and known.learned:
-            begin, trained, end = learned_rows(found, number, known.learned[place])
-            if begin >= 0 and trained <= length and not alike(level(rows[begin:trained]), means[number], stds[number]):
-                other += 1
-            elif begin < length and end > 0:
-                before, after = own[own + horizon <= begin], np.arange(max(end, 1), length - horizon + 1)
-                own, again = np.concatenate([before, after]), again + 1
-        origins.append(offset + own)
+        if place is not None and preprocessing.learned:
+            learned = learned_rows(series, number, preprocessing.learned[place])
+            overlap = overlap_of(rows, learned, means[number], stds[number])
+            overlaps[overlap] += 1
+            if overlap == "training values":
+                candidates = unseen_origins(candidates, learned, length, horizon)
+        origins.append(offset + candidates)
     count = sum(map(len, origins))
     if not count:
-        why = " without the values that the model was trained on" if again else ""
+        why = " without the values that the model was trained on" if overlaps["training values"] else ""
         raise UserError(f"{where} has no forecast of {horizon} steps to evaluate: its series are too short{why}")
-    notes = list(found.notes)
-    if again:
-        notes.append(f"{again:,} of {len(found.ids):,} series hold values of the training, which do not count")
-    if other:
-        notes.append(
-            f"{other:,} of {len(found.ids):,} series have other values than those of the training at its times"
-        )
+    notes = list(series.notes)
+    if seen := overlaps["training values"]:
+        notes.append(f"{seen:,} of {len(series.ids):,} series hold training values, which do not count")
+    if differing := overlaps["other values"]:
+        notes.append(f"{differing:,} of {len(series.ids):,} series differ from the training values at the same times")
     stride = eval_stride(count)
     if stride > 1:
         notes.append(f"{count:,} forecasts are more than an evaluation needs: one of {stride} is evaluated")
@@ -148,26 +148,40 @@ def unseen_windows(
     return SeriesDataset(
         Windows(*tensors, chosen[:0], seq_len, horizon),
         Windows(*tensors, chosen, seq_len, horizon),
-        columns=known.columns,
-        ids=found.ids,
+        columns=preprocessing.columns,
+        ids=series.ids,
         mean=torch.from_numpy(means),
         std=torch.from_numpy(stds),
-        frequency=found.frequency,
+        frequency=series.frequency,
         seasonal_error=torch.from_numpy(units).float(),
         seq_len=seq_len,
         horizon=horizon,
-        starts=tuple(found.starts.tolist()),
+        starts=tuple(series.starts.tolist()),
         notes=tuple(notes),
     )
 
 
-def learned_rows(found: SeriesRows, number: int, learned: tuple[int, int, int]) -> tuple[int, int, int]:
+def overlap_of(rows: np.ndarray, learned: tuple[int, int, int], mean: np.ndarray, std: np.ndarray) -> Overlap:
+    """What a series has in the `learned_rows`: the training values have this mean and standard deviation."""
+    begin, trained, end = learned
+    if begin >= 0 and trained <= len(rows) and not alike(level(rows[begin:trained]), mean, std):
+        return "other values"
+    return "training values" if begin < len(rows) and end > 0 else "none"
+
+
+def unseen_origins(origins: np.ndarray, learned: tuple[int, int, int], length: int, horizon: int) -> np.ndarray:
+    """The origins whose forecasts end before the `learned_rows`, and all of those after them."""
+    begin, _, end = learned
+    return np.concatenate([origins[origins + horizon <= begin], np.arange(max(end, 1), length - horizon + 1)])
+
+
+def learned_rows(series: SeriesRows, number: int, learned: tuple[int, int, int]) -> tuple[int, int, int]:
     """Rows of a series at which training started (negative if before the first), training ended, validation ended."""
     first, trained, validated = learned
-    begin = round(float(np.diff(found.frequency.count(np.array([found.starts[number], first])))[0]))
+    begin = round(float(np.diff(series.frequency.count(np.array([series.starts[number], first])))[0]))
     return begin, begin + trained, begin + validated
 
 
-def alike(found: tuple[np.ndarray, np.ndarray], mean: np.ndarray, std: np.ndarray) -> bool:
+def alike(stats: tuple[np.ndarray, np.ndarray], mean: np.ndarray, std: np.ndarray) -> bool:
     """Whether values with this mean and standard deviation are those of training, up to a few corrections."""
-    return bool((np.abs(found[0] - mean) <= ALIKE * std).all() and (np.abs(found[1] - std) <= ALIKE * std).all())
+    return bool((np.abs(stats[0] - mean) <= ALIKE * std).all() and (np.abs(stats[1] - std) <= ALIKE * std).all())

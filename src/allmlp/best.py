@@ -49,16 +49,16 @@ class Best:
         return True
 
     def exceeds_kept(self, results: dict[str, float]) -> bool:
-        found, kept = score(results), score(self.results)
+        new, kept = score(results), score(self.results)
         if self.step == 0 and self.start_margin:
-            return found[0] > kept[0] + self.start_margin
-        return found > kept
+            return new[0] > kept[0] + self.start_margin
+        return new > kept
 
     def restore(self, model: Model) -> None:
         """Load the best weights into `model`, if they are kept."""
         if self.weights:
-            own = ema_tensors(model)
-            overwrite([own[name] for name in self.weights], list(self.weights.values()))
+            tensors = ema_tensors(model)
+            overwrite([tensors[name] for name in self.weights], list(self.weights.values()))
 
     def state(self) -> dict[str, Any]:
         """State for the checkpoint, without the weights."""

@@ -75,8 +75,8 @@ class WandB(Tracker):
 
     def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
         wandb, file = require("wandb", "trackers"), out / "wandb.txt"
-        known = known_id(file) if step else None
-        self.run: Any = wandb.init(name=out.name, dir=str(out), config=dict(config), id=known, resume="allow")
+        run_id = known_id(file) if step else None
+        self.run: Any = wandb.init(name=out.name, dir=str(out), config=dict(config), id=run_id, resume="allow")
         write_text_atomically(file, self.run.id)
 
     def send(self, step: int, values: dict[str, float]) -> None:
@@ -93,11 +93,11 @@ class MLflow(Tracker):
     def on_start(self, out: Path, config: Mapping[str, Any], step: int) -> None:
         self.mlflow: Any = require("mlflow", "trackers")
         file = out / "mlflow.txt"
-        known = known_id(file) if step else None
+        run_id = known_id(file) if step else None
         # Nested: a run that is already open in this process, such as one of a notebook, becomes its parent.
-        self.run: str = self.mlflow.start_run(known, run_name=None if known else out.name, nested=True).info.run_id
+        self.run: str = self.mlflow.start_run(run_id, run_name=None if run_id else out.name, nested=True).info.run_id
         write_text_atomically(file, self.run)
-        if not known:
+        if not run_id:
             self.mlflow.log_dict(dict(config), "run.json")
 
     def send(self, step: int, values: dict[str, float]) -> None:

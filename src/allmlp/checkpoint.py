@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 class Saver:
     """Writes the checkpoints of a run; with FSDP in the background, while training continues.
 
-    with Saver(out, world, task, keep=2) as saver:
-        saver.save(task, optimizer, ema, state)
-        saver.poll()        # after every step
-        saver.wait()        # before the process group ends
+    >>> with Saver(out, world, task, keep=2) as saver:
+    ...     saver.save(task, optimizer, ema, state)
+    ...     saver.poll()  # after every step
+    ...     saver.wait()  # before the process group ends
     """
 
     def __init__(
@@ -199,8 +199,8 @@ def optimizer_state(task: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 def last_step(out: Path) -> int | None:
     """Step of the last checkpoint, without verifying it."""
-    found = complete(out)
-    return int(found[-1].name.removeprefix("step-")) if found else None
+    folders = complete(out)
+    return int(folders[-1].name.removeprefix("step-")) if folders else None
 
 
 def complete(out: Path) -> list[Path]:
@@ -215,8 +215,8 @@ def newest(out: Path, world: World | None = None) -> tuple[Path, dict[str, Any]]
         state, damaged = dict[str, Any](), False
         try:
             state = json.loads((folder / "state.json").read_text(encoding="utf8"))
-            own = sorted(state["sha256"].items())[world.rank :: world.size] if world else state["sha256"].items()
-            damaged = any(digest(folder / name) != expected for name, expected in own)
+            files = sorted(state["sha256"].items())[world.rank :: world.size] if world else state["sha256"].items()
+            damaged = any(digest(folder / name) != expected for name, expected in files)
         except (OSError, ValueError, KeyError):
             damaged = True
         if not (world.any(damaged) if world else damaged):
@@ -226,27 +226,27 @@ def newest(out: Path, world: World | None = None) -> tuple[Path, dict[str, Any]]
 
 def resumed(out: Path, world: World) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to resume from. Damaged ones are renamed, so that they are not counted as kept."""
-    found = newest(out, world)
-    damaged = [folder for folder in complete(out) if found is None or folder > found[0]]
-    if damaged and found is None:
+    last_good = newest(out, world)
+    damaged = [folder for folder in complete(out) if last_good is None or folder > last_good[0]]
+    if damaged and last_good is None:
         raise UserError(f"every checkpoint of {out} is damaged; remove {out / FOLDER} to start again from step 0")
     for folder in damaged if world.is_main else []:
         aside = folder.with_name(f"damaged-{folder.name}")
         log.warning("%s is damaged: renamed to %s", folder, aside.name)
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(folder, aside)
-    return found
+    return last_good
 
 
 def load(
     folder: Path, task: nn.Module, optimizer: Optimizer, ema: ModelEma, best: Mapping[str, Tensor] | None = None
 ) -> None:
     """Restore a checkpoint on any number of processes; its best weights, if any, are loaded into `best`."""
-    own: dict[str, Mapping[str, Tensor]] = {"task": task.state_dict(), "ema": ema.average}
-    own |= {"best": best} if best else {}
+    parts: dict[str, Mapping[str, Tensor]] = {"task": task.state_dict(), "ema": ema.average}
+    parts |= {"best": best} if best else {}
     weights = dict(task.named_parameters())
     read = read_shards if has_shards(folder) else read_whole
-    states = read(folder, own, weights)
+    states = read(folder, parts, weights)
     names = {id(weight): name for name, weight in weights.items()}
     record = optimizer.state_dict()
     ordered = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -267,26 +267,26 @@ def has_shards(folder: Path) -> bool:
 
 
 def read_whole(
-    folder: Path, own: dict[str, Mapping[str, Tensor]], weights: dict[str, nn.Parameter]
+    folder: Path, parts: dict[str, Mapping[str, Tensor]], weights: dict[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Fill the parts `own` from safetensors; returns the state of the optimizer."""
-    parts = {part: read_part(folder, part) for part in own}
-    check_shapes(folder, own, {part: shapes(values) for part, values in parts.items()})
+    """Fill the tensors of `parts` from safetensors; returns the state of the optimizer."""
+    stored = {part: read_part(folder, part) for part in parts}
+    check_shapes(folder, parts, {part: shapes(values) for part, values in stored.items()})
     with torch.no_grad():
-        for part, targets in own.items():
+        for part, targets in parts.items():
             for name, target in targets.items():
-                target.copy_(reshard(parts[part][name], target))
+                target.copy_(reshard(stored[part][name], target))
     return read_part(folder, "optimizer")
 
 
 def read_shards(
-    folder: Path, own: dict[str, Mapping[str, Tensor]], weights: dict[str, nn.Parameter]
+    folder: Path, parts: dict[str, Mapping[str, Tensor]], weights: dict[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Fill the parts `own` from shards; returns the state of the optimizer, sharded as the weights are."""
+    """Fill the tensors of `parts` from shards; returns the state of the optimizer, sharded as the weights are."""
     from allmlp.sharded_checkpoint import read_into, stored_parts
 
     stored = stored_parts(folder)
-    check_shapes(folder, own, {part: {name: entry.size for name, entry in stored[part].items()} for part in own})
+    check_shapes(folder, parts, {part: {name: entry.size for name, entry in stored[part].items()} for part in parts})
     states = {}
     for name, entry in stored["optimizer"].items():
         weight, dtype = weights[name.rpartition("/")[0]].detach(), entry.properties.dtype
@@ -295,12 +295,14 @@ def read_shards(
             if entry.size != weight.shape
             else torch.empty_like(weight, dtype=dtype)
         )
-    read_into(folder, own | {"optimizer": states})
+    read_into(folder, parts | {"optimizer": states})
     return states
 
 
-def check_shapes(folder: Path, own: dict[str, Mapping[str, Tensor]], stored: dict[str, dict[str, torch.Size]]) -> None:
-    if any(shapes(tensors) != stored[part] for part, tensors in own.items()):
+def check_shapes(
+    folder: Path, parts: dict[str, Mapping[str, Tensor]], stored: dict[str, dict[str, torch.Size]]
+) -> None:
+    if any(shapes(tensors) != stored[part] for part, tensors in parts.items()):
         raise UserError(f"the checkpoint {folder} belongs to another model")
 
 

@@ -53,7 +53,7 @@ def compiler_loading(enabled: bool) -> Iterator[None]:
         thread.start()
     try:
         yield
-    finally:  # also after an error: a process that ends amid an import may crash
+    finally:  # also after an error: a process that ends during an import may crash
         if thread.ident is not None:
             thread.join()
 

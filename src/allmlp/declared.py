@@ -21,10 +21,10 @@ class Declared(NamedTuple):
 
 def find_declared(package: str, file: str) -> dict[str, Declared]:
     """The functions in the modules of `package`, whose own file is `file`, by name."""
-    found = {}
+    functions = {}
     for source in sorted(Path(file).parent.glob("[!_]*.py")):
         for node in ast.parse(source.read_text(encoding="utf8")).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not node.args.args:
                 text = ast.get_docstring(node) or ""
-                found[node.name] = Declared(node.name, f"{package}.{source.stem}", text)
-    return found
+                functions[node.name] = Declared(node.name, f"{package}.{source.stem}", text)
+    return functions

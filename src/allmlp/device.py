@@ -79,11 +79,11 @@ def default_dtype(device: torch.device) -> torch.dtype:
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """Check and return a floating-point dtype, given as such or by name ("float16")."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    result = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     possible = torch.float32, torch.float16, torch.bfloat16, torch.float64
-    if not isinstance(found, torch.dtype) or found not in possible:
+    if not isinstance(result, torch.dtype) or result not in possible:
         raise UserError(f"a model computes in float32, float16, bfloat16 or float64, not in {dtype}")
-    return found
+    return result
 
 
 def slow_format(device: torch.device, dtype: torch.dtype | None) -> str:

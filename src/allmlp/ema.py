@@ -1,6 +1,6 @@
 """Exponential moving average (EMA) of a model, evaluated and saved in place of the last weights.
 
-average += (1 - d) (model - average),   d = min(decay, (1 + t) / (10 + t)) at step t
+    average += (1 - d) (model - average),   d = min(decay, (1 + t) / (10 + t)) at step t
 
 With the warm-up of d, a short run forgets its initialization. Floating-point buffers, such as the running statistics of
 BatchNorm, are averaged like the parameters; integer buffers are copied.
@@ -43,12 +43,12 @@ class ModelEma:
     def swap(self) -> Iterator[Model]:
         """The model holding its averaged weights inside the `with` block."""
         source, average = list(self.source.values()), list(self.average.values())
-        own = [tensor.detach().clone() for tensor in source]
+        saved = [tensor.detach().clone() for tensor in source]
         overwrite(source, average)
         try:
             yield self.model
         finally:
-            overwrite(source, own)
+            overwrite(source, saved)
 
 
 def one_minus_decay_at(decay: float | None, step: int) -> float:
@@ -63,9 +63,9 @@ def ema_tensors(model: Model) -> dict[str, Tensor]:
 
 def split_dtypes(tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Floating-point tensors, and all others; under FSDP, which does not shard buffers, the shards of this process."""
-    own = [getattr(tensor, "_local_tensor", tensor).detach() for tensor in tensors.values()]
-    floating = [tensor for tensor in own if tensor.is_floating_point()]
-    return floating, [tensor for tensor in own if not tensor.is_floating_point()]
+    local = [getattr(tensor, "_local_tensor", tensor).detach() for tensor in tensors.values()]
+    floating = [tensor for tensor in local if tensor.is_floating_point()]
+    return floating, [tensor for tensor in local if not tensor.is_floating_point()]
 
 
 @torch.no_grad()

@@ -166,14 +166,14 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
 
 def suggest_keywords(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function of the public API: an unknown keyword raises UnknownArgument with a suggestion."""
-    known = inspect.signature(function).parameters
-    variadic = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    parameters = inspect.signature(function).parameters
+    variadic = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs:
-            if name not in known and not variadic:
-                raise UnknownArgument(f"{function.__name__}() has no argument {name!r}{did_you_mean(name, known)}")
+            if name not in parameters and not variadic:
+                raise UnknownArgument(f"{function.__name__}() has no argument {name!r}{did_you_mean(name, parameters)}")
         return function(*args, **kwargs)
 
     return checked
@@ -212,7 +212,7 @@ def one_line(error: object) -> str:
 
 def printable(text: object) -> str:
     """Escape control characters, which a terminal would execute, and lone surrogates, which it cannot show."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
 
 
 def plural(count: float, one: str, many: str = "", form: str = ",") -> str:

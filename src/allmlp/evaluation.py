@@ -15,7 +15,7 @@ from allmlp.accuracy import wilson_interval
 from allmlp.backtest import Origin, by_origin, unseen_windows
 from allmlp.data.class_names import ClassMatch, imagenet_numbers, match_classes, model_class_names, read_class_table
 from allmlp.data.corpus import Corpus
-from allmlp.data.dataset import Data, Split
+from allmlp.data.dataset import Data, Dataset, Split
 from allmlp.data.detect import detect_data
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.parallel_corpus import ParallelCorpus
@@ -29,6 +29,7 @@ from allmlp.device import as_dtype, sum_dtype, warn_of_slow_format
 from allmlp.errors import UserError
 from allmlp.files import RUN, expand_user, finite
 from allmlp.labeled_inputs import LabeledInputs, image_inputs, text_inputs
+from allmlp.models.model import Model
 from allmlp.prediction import Predictor, TextPredictor, open_predictor
 from allmlp.prediction.forecast import Forecaster, series_folder
 from allmlp.prediction.predictor import check_vocabulary
@@ -175,9 +176,9 @@ def evaluate_model(
     dtype = None if dtype is None else as_dtype(dtype)
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise UserError(f"models cannot be evaluated in {dtype}: use float32, bfloat16 or float16")
-    own, fields = SplitMetrics(metrics), data_fields(overrides or {}, data)
+    user_metrics, fields = SplitMetrics(metrics), data_fields(overrides or {}, data)
     with parallel.join(device) as world:
-        setup = Setup(world, dtype, batch_size, own, progress, fields)
+        setup = Setup(world, dtype, batch_size, user_metrics, progress, fields)
         warn_of_slow_format(world.device, dtype)
         if data is None:
             if classes is not None:
@@ -195,7 +196,7 @@ def evaluate_model(
         if predictor.task == "values":
             raise UserError(f"{model} is a regression, not a classifier")
         if isinstance(predictor, TextPredictor) and predictor.task != "classes":
-            if own.functions:
+            if user_metrics.functions:
                 raise UserError(f"metrics are computed from the logits of a classifier, which {model} is not")
             return evaluate_text_task(predictor, model, data, setup)
         return evaluate_classifier(predictor, model, data, classes, setup)
@@ -227,27 +228,32 @@ def evaluate_run(name: str, knn: int | None, setup: Setup) -> Evaluation:
     task.check_dataset(dataset)
     model = folder.load(path, device=world.device, dtype=None)
     if isinstance(run.data, TextData):
-        own, used = load_tokenizer(path), dataset.tokenizer  # type: ignore[attr-defined]
-        check_vocabulary(model, own, name)
-        if own.to_json() != used.to_json():
-            place = run.data.tokenizer.path  # type: ignore[attr-defined]
-            raise UserError(f"the tokenizer in {place} is no longer the one in {name} that the model was trained with")
+        check_tokenizer(run.data, dataset, model, name)
     module: Any = task.build_evaluator(model, dataset).to(world.device).eval()
     metrics.check(module)
     split = dataset.test
     title = f"its {'held-out examples' if run.val_size else 'test split'}"
     floors = task.floors(dataset, split)
     if type(module).evaluate not in (ClassifyModule.evaluate, ClassifyTextModule.evaluate):
-        found = evaluate(module, model, split, world, run, metrics)
+        results = evaluate(module, model, split, world, run, metrics)
         origins = by_origin(module, model, dataset) if isinstance(module, ForecastModule) else []  # type: ignore[arg-type]
-        return Evaluation(name, title, len(split), found | floors, origins=origins)
+        return Evaluation(name, title, len(split), results | floors, origins=origins)
     class_names: tuple[str, ...] = dataset.class_names  # type: ignore[attr-defined]
     outputs, part = run_outputs(module, split, len(class_names), run, setup)
-    found = summarize(name, title, outputs.select(part == 0), class_names)
+    evaluation = summarize(name, title, outputs.select(part == 0), class_names)
     names = getattr(dataset, "test_names", ())
     others = {f"{names[k]}_accuracy": accuracy(outputs.select(part == k)) for k in part.unique().tolist() if k}
-    found.metrics.update(others | floors | own_metrics(setup, outputs, part, module.split_names))
-    return found
+    evaluation.metrics.update(others | floors | own_metrics(setup, outputs, part, module.split_names))
+    return evaluation
+
+
+def check_tokenizer(data: TextData, dataset: Dataset, model: Model, name: str) -> None:
+    """Raise UserError if the data are not read with the tokenizer that is saved with the model."""
+    saved, used = load_tokenizer(Path(name)), dataset.tokenizer  # type: ignore[attr-defined]
+    check_vocabulary(model, saved, name)
+    if saved.to_json() != used.to_json():
+        place = data.tokenizer.path  # type: ignore[attr-defined]
+        raise UserError(f"the tokenizer in {place} is no longer the one in {name} that the model was trained with")
 
 
 @torch.inference_mode()
@@ -259,17 +265,18 @@ def run_outputs(
     match = ClassMatch((), list(range(num_classes)), list(range(num_classes)))
     rows = torch.zeros(len(ClassifierOutputs._fields), len(split), dtype=torch.float64)
     kept = torch.zeros(len(split), num_classes if setup.keeps_logits else 0)
-    own, wide = torch.arange(world.rank, len(split), world.size), sum_dtype(world.device)
+    indices, wide = torch.arange(world.rank, len(split), world.size), sum_dtype(world.device)
     batches = eval_batches(split, batch_size, world.device, world.rank, world.size)
     threads = Threads(active=world.device.type == "cpu")
     for start, batch in zip(range(0, len(split), batch_size), batches):
         with threads, autocast(world.device, dtype), torch.compiler.set_stance("force_eager"):
             logits = logits_of(module, module.model, batch)
         part = getattr(batch, "test_set", torch.zeros_like(batch.labels))
-        found, _ = classifier_outputs(logits.float().softmax(1), batch.labels, match)
-        rows[:, own[start : start + batch_size]] = torch.stack([values.to(wide) for values in (*found, part)]).cpu()
+        outputs, _ = classifier_outputs(logits.float().softmax(1), batch.labels, match)
+        batch_rows = torch.stack([values.to(wide) for values in (*outputs, part)])
+        rows[:, indices[start : start + batch_size]] = batch_rows.cpu()
         if setup.keeps_logits:
-            kept[own[start : start + batch_size]] = logits.float().cpu()
+            kept[indices[start : start + batch_size]] = logits.float().cpu()
         setup.progress(min((start + batch_size) * world.size, len(split)), len(split))
     *columns, part = gather(rows, world)
     return ClassifierOutputs(*columns, logits=gather(kept, world)), part.long()
@@ -292,7 +299,7 @@ def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: st
     kept = outputs.select(outputs.labels >= 0)
     if not len(kept.labels):
         raise UserError(f"{place} has no examples to evaluate")
-    found = summarize(
+    evaluation = summarize(
         name,
         inputs.data,
         kept,
@@ -301,8 +308,8 @@ def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: st
         left_out=int((outputs.labels == LEFT_OUT).sum()),
         notes=(*inputs.notes, *((imagenet_note(inputs.class_names, match),) if numbers else ())),
     )
-    found.metrics.update(own_metrics(setup, kept))
-    return found
+    evaluation.metrics.update(own_metrics(setup, kept))
+    return evaluation
 
 
 def detect_for(predictor: Predictor, place: str) -> Data:
@@ -335,15 +342,16 @@ def predictor_outputs(
     transfer = Transfer(world.device)
 
     def read(part: range) -> Any:
-        found = inputs.read(part)
-        return transfer.send(Pixels(found)) if isinstance(found, Tensor) else found
+        images_or_texts = inputs.read(part)
+        is_images = isinstance(images_or_texts, Tensor)
+        return transfer.send(Pixels(images_or_texts)) if is_images else images_or_texts
 
     for indices, batch in zip(parts, read_ahead(read, parts), strict=True):
         decoded = transfer.receive(batch).images if isinstance(batch, Moving) else batch
         with threads:
             probabilities = predictor.probabilities(decoded)
-        found, merged = classifier_outputs(probabilities, labels[indices].to(world.device), match)
-        rows[:, indices] = torch.stack([values.to(wide) for values in found]).cpu()
+        outputs, merged = classifier_outputs(probabilities, labels[indices].to(world.device), match)
+        rows[:, indices] = torch.stack([values.to(wide) for values in outputs]).cpu()
         if setup.keeps_logits:
             kept[indices] = merged.float().clamp(min=TINY).log().cpu()
         rows[0, [index for index in inputs.corrupt() if index in indices]] = UNREADABLE
@@ -355,16 +363,16 @@ def evaluate_series(name: str, place: Path, table: str, setup: Setup) -> Evaluat
     """A back-test: the forecasts of values in a table that the model was not trained on."""
     world = setup.world
     forecaster = Forecaster(place, str(world.device))
-    model, known = forecaster.model, forecaster.known
-    dataset = unseen_windows(forecaster.read(table), known, forecaster.seq_len, forecaster.horizon, table)
+    model, preprocessing = forecaster.model, forecaster.preprocessing
+    dataset = unseen_windows(forecaster.read(table), preprocessing, forecaster.seq_len, forecaster.horizon, table)
     default = Run(None, Forecast(quantiles=forecaster.levels), SeriesTable(table), precision="float32")
     run = setup.apply(read_run(place) if (place / RUN).is_file() else default)
     module = run.task.build_evaluator(model, dataset).to(world.device).eval()
     setup.metrics.check(module)
-    found = evaluate(module, model, dataset.test, world, run) | run.task.floors(dataset, dataset.test)
+    metrics = evaluate(module, model, dataset.test, world, run) | run.task.floors(dataset, dataset.test)
     assert isinstance(module, ForecastModule)
     origins = by_origin(module, model, dataset)
-    return Evaluation(name, table, len(dataset.test), found, origins=origins, notes=dataset.notes)
+    return Evaluation(name, table, len(dataset.test), metrics, origins=origins, notes=dataset.notes)
 
 
 def evaluate_text_task(predictor: TextPredictor, name: str, place: str, setup: Setup) -> Evaluation:
@@ -410,10 +418,10 @@ def classifier_outputs(probabilities: Tensor, labels: Tensor, match: ClassMatch)
         merged = probabilities.new_zeros(len(probabilities), size)
         probabilities = merged.index_add_(1, columns, probabilities)
     confidence, predicted = probabilities.max(1)
-    own = probabilities.gather(1, labels.clamp(min=0)[:, None])
+    label_probability = probabilities.gather(1, labels.clamp(min=0)[:, None])
     earlier = torch.arange(probabilities.shape[1], device=probabilities.device) < labels[:, None]  # as `predicted`, b k
-    in_top5 = ((probabilities > own) | ((probabilities == own) & earlier)).sum(1) < 5
-    return (labels, predicted, confidence, -own[:, 0].clamp(min=TINY).log(), in_top5), probabilities
+    in_top5 = ((probabilities > label_probability) | ((probabilities == label_probability) & earlier)).sum(1) < 5
+    return (labels, predicted, confidence, -label_probability[:, 0].clamp(min=TINY).log(), in_top5), probabilities
 
 
 def gather(values: Tensor, world: parallel.World) -> Tensor:

@@ -109,15 +109,15 @@ def finite(value: Any) -> Any:
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:
     """The JSON objects of a file, one per line; lines that were cut short by a crash are skipped."""
-    found = []
+    records = []
     for line in file.read_text(encoding="utf8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def digest(file: Path) -> str:

@@ -110,7 +110,7 @@ def classifier(model: Model) -> nn.Linear:
 @torch.no_grad()
 def features_of(model: Model, task: TaskModule, split: Split) -> Features:
     """Inputs of the classifier layer for every (labeled) example, preprocessed as for evaluation."""
-    found: list[Tensor] = []
+    features: list[Tensor] = []
     labels: list[Tensor] = []
     threads = Threads(active=model.device.type == "cpu")
 
@@ -119,7 +119,7 @@ def features_of(model: Model, task: TaskModule, split: Split) -> Features:
             labels.append(examples.labels.cpu())
             yield examples
 
-    hook = classifier(model).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].float().cpu()))
+    hook = classifier(model).register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].float().cpu()))
     modes = {module: module.training for module in task.modules()}
     task.eval()
     try:
@@ -128,7 +128,7 @@ def features_of(model: Model, task: TaskModule, split: Split) -> Features:
         hook.remove()
         for module, training in modes.items():
             module.training = training
-    values = torch.cat(found)
+    values = torch.cat(features)
     if values.ndim != 2 or len(values) != sum(map(len, labels)):
         raise UserError("head_init needs a classifier with one vector per example")
     return Features(values, torch.cat(labels))

@@ -43,9 +43,9 @@ def image_inputs(data: Data, place: str, predictor: ImagePredictor) -> LabeledIn
     """The test split of image data, or all images of data without splits, preprocessed for the model."""
     decode, notes = predictor.decoding.replace(on_corrupt="skip"), list[str]()
     if isinstance(data, ImageFolder | ImageTable):
-        known = ImageColumns(predictor.preprocessing.image_column, predictor.preprocessing.label_column)
-        found = folder_images(data) if isinstance(data, ImageFolder) else table_images(data, known)
-        title, root, files, class_names, notes = found
+        columns = ImageColumns(predictor.preprocessing.image_column, predictor.preprocessing.label_column)
+        labeled_files = folder_images(data) if isinstance(data, ImageFolder) else table_images(data, columns)
+        title, root, files, class_names, notes = labeled_files
         if not files:
             raise UserError(f"{place} has no labeled images: it needs a folder for each class, or a table")
         split = ImageFiles(root, files, predictor.img_size, decode, data.num_workers)
@@ -76,8 +76,8 @@ def image_inputs(data: Data, place: str, predictor: ImagePredictor) -> LabeledIn
     def corrupt() -> dict[int, str]:
         if not isinstance(split, EncodedImages):
             return {}
-        known = dict(split.corrupt)  # a copy: threads that read ahead add to it
-        return {index: f"{split.name(index)}: {reason}" for index, reason in known.items()}
+        reasons = dict(split.corrupt)  # a copy: threads that read ahead add to it
+        return {index: f"{split.name(index)}: {reason}" for index, reason in reasons.items()}
 
     return LabeledInputs(title, class_names, labels_of(split), read, corrupt, tuple(notes))
 

@@ -45,16 +45,16 @@ class Lora(Spec):
         trained = [*model.get_submodule(head).parameters()] if head is not None else []
         trained += [weight for name, weight in model.named_parameters() if name in fresh]
         maps = linear_maps(model, self.maps)
-        found = [module for module in maps if not any(module.weight is weight for weight in trained)]
-        if not found:
+        adapted_maps = [module for module in maps if not any(module.weight is weight for weight in trained)]
+        if not adapted_maps:
             raise UserError(f"lora finds no linear maps ({self.maps}) in {type(model.spec).__name__}")
-        if self.rank > (largest := max(min(module.weight.shape) for module in found)):
+        if self.rank > (largest := max(min(module.weight.shape) for module in adapted_maps)):
             raise UserError(f"lora.rank={self.rank} is above the rank of every map, at most {largest}: lower it")
         model.requires_grad_(False)
         for weight in trained:
             weight.requires_grad_(True)
         generator = torch.Generator().manual_seed(mix_seed(Stream.LORA_INIT, seed))
-        for module in found:
+        for module in adapted_maps:
             adapt(module, self.rank, self.alpha / self.rank, generator)
         for norm in [module for module in model.modules() if isinstance(module, _BatchNorm)]:
             if not any(weight.requires_grad for weight in norm.parameters()):

@@ -45,10 +45,10 @@ class Meter:
 
     def cost(self) -> dict[str, int]:
         """Multiply-adds of one example's forward pass, and the peak GPU memory of this process in bytes."""
-        found = {"macs": self.task.model.describe().macs}
-        if self.device.type == "cuda":
-            found["peak_memory"] = torch.cuda.max_memory_allocated(self.device)
-        return found
+        macs = {"macs": self.task.model.describe().macs}
+        if self.device.type != "cuda":
+            return macs
+        return macs | {"peak_memory": torch.cuda.max_memory_allocated(self.device)}
 
 
 def peak_flops(device: torch.device) -> float:

@@ -174,16 +174,16 @@ def numbers_in_order(names: list[str]) -> tuple[dict[str, int], int]:
     path = inner if any(map(inner.match, names)) else outer
     blocks, numbers = dict[str, int](), dict[str, int]()
     for name in names:
-        found = path.match(name)
+        match = path.match(name)
         following = len(blocks) + 1 if blocks else 0
-        numbers[name] = blocks.setdefault(found[0], len(blocks) + 1) if found else following
+        numbers[name] = blocks.setdefault(match[0], len(blocks) + 1) if match else following
     return (numbers, len(blocks)) if blocks else (dict.fromkeys(names, 1), 0)
 
 
 def block_number(name: str) -> int:
     """Number of a parameter's block, from 1; 0 outside the blocks. A merge belongs to the block after it."""
-    found = re.search(r"\b(?:blocks|merges)\.(\d+)\.", name)
-    return int(found[1]) + 1 if found else 0
+    match = re.search(r"\b(?:blocks|merges)\.(\d+)\.", name)
+    return int(match[1]) + 1 if match else 0
 
 
 def layer_number(name: str, depth: int) -> int:

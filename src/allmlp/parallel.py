@@ -72,9 +72,9 @@ class World:
         """The values of all processes, in the main one."""
         if self.size == 1:
             return [value]
-        found: list[Any] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(value, found)
-        return found or []
+        values: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, values)
+        return values or []
 
     def broadcast(self, value: Any) -> Any:
         """The value of the main process."""
@@ -127,22 +127,22 @@ def is_sharded(module: nn.Module) -> bool:
 @contextmanager
 def join(device: str | None = None) -> Iterator[World]:
     """Join the process group described by torchrun's environment variables; a single process without them."""
-    own = own_device(device)
+    local = own_device(device)
     if "RANK" not in os.environ:
-        with device_guard(own):
-            yield World(0, 1, own)
+        with device_guard(local):
+            yield World(0, 1, local)
         return
-    if own.type != "cpu":
-        torch.accelerator.set_device_index(own)
+    if local.type != "cpu":
+        torch.accelerator.set_device_index(local)
     store, rank, size = next(dist.rendezvous("env://"))
     # The store outlives a process group, of restarted workers or of an earlier run: without a new prefix, the next
     # group would read stale addresses.
     fresh = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(GROUPS)}", store)
     # gloo for CPU tensors, from which checkpoints are written in the background.
-    backend = f"cpu:gloo,{own.type}:{COLLECTIVES[own.type]}" if own.type in COLLECTIVES else "gloo"
+    backend = f"cpu:gloo,{local.type}:{COLLECTIVES[local.type]}" if local.type in COLLECTIVES else "gloo"
     dist.init_process_group(backend, store=fresh, rank=rank, world_size=size)
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), own)
+        yield World(dist.get_rank(), dist.get_world_size(), local)
     finally:
         # Objects in reference cycles that still hold the group must be freed first, or destroying it hangs.
         gc.collect()

@@ -61,16 +61,16 @@ def installed() -> tuple[EntryPoint, ...]:
 
 def adds(module: ModuleType) -> bool:
     """Whether an imported module defines models, recipes or studies for this library."""
-    known = getattr(module, "__dict__", {})
-    if known.keys().isdisjoint(("PRESETS", *FUNCTIONS)):  # nearly all of the thousands of modules of a process
+    namespace = getattr(module, "__dict__", {})
+    if namespace.keys().isdisjoint(("PRESETS", *FUNCTIONS)):  # nearly all of the thousands of modules of a process
         return False
-    models, functions = known.get("PRESETS"), [known[name] for name in FUNCTIONS if name in known]
-    if known.get("__name__", PACKAGE).startswith(PACKAGE):
+    models, functions = namespace.get("PRESETS"), [namespace[name] for name in FUNCTIONS if name in namespace]
+    if namespace.get("__name__", PACKAGE).startswith(PACKAGE):
         return False
     ours = isinstance(models, dict) and any(type(model).__module__.startswith(PACKAGE) for model in models.values())
     if ours or not functions or not all(isinstance(some, tuple) and all(map(callable, some)) for some in functions):
         return ours
-    return any(str(getattr(part, "__module__", "")).startswith(PACKAGE) for part in known.values())
+    return any(str(getattr(value, "__module__", "")).startswith(PACKAGE) for value in namespace.values())
 
 
 def added(name: str) -> dict[str, Declared]:

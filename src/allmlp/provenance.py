@@ -30,7 +30,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Everything that may affect a measurement. `command` is the command line, without the path of the program."""
     import torch
 
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": typed_command(),
         "allmlp": __version__,
@@ -42,24 +42,24 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
-    found |= installed_versions()
+    record |= installed_versions()
     if device.type == "cuda":
-        found["cuda"] = torch.version.cuda
+        record["cuda"] = torch.version.cuda
         # nvidia-smi counts all GPUs, CUDA those of CUDA_VISIBLE_DEVICES.
-        found |= gpu_state(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    return found
+        record |= gpu_state(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return record
 
 
 @cache
 def installed_versions() -> dict[str, str]:
     """Versions of the installed packages in PACKAGES."""
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def version_line() -> str:

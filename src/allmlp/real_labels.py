@@ -59,8 +59,8 @@ def evaluate_real_labels(
         outputs = predictor_outputs(predictor, inputs, match, Setup(world, dtype, batch_size, progress=progress))
     hits = [
         int(predicted) in {match.labels[label] for label in labels[image.label]}
-        for image, predicted, own in zip(images, outputs.predicted, outputs.labels, strict=True)
-        if own != UNREADABLE
+        for image, predicted, first_label in zip(images, outputs.predicted, outputs.labels, strict=True)
+        if first_label != UNREADABLE
     ]
     low, high = wilson_interval(sum(hits), len(hits))
     metrics = {"accuracy": sum(hits) / len(hits), "accuracy_low": low, "accuracy_high": high}
@@ -82,7 +82,7 @@ def read_real_labels(file: str) -> list[list[int]]:
 
 def validation_images(folder: Path, count: int) -> list[LabeledFile]:
     """The validation images below `folder`, in class folders or not; `label` is the number of the image, from 0."""
-    found = []
+    files = []
     for place, inner, names in os.walk(folder):
         inner.sort()
         below = Path(place).relative_to(folder)
@@ -91,5 +91,5 @@ def validation_images(folder: Path, count: int) -> list[LabeledFile]:
             if number and not 1 <= int(number[1]) <= count:
                 raise UserError(f"{folder / below / name}: there are labels of {plural(count, 'image')} only")
             if number:
-                found.append(LabeledFile((below / name).as_posix(), int(number[1]) - 1))
-    return found
+                files.append(LabeledFile((below / name).as_posix(), int(number[1]) - 1))
+    return files

@@ -75,8 +75,8 @@ def load_data(data: Data, out: Path, world: World) -> Dataset:
         if place := data.tokenizer.path:  # type: ignore[attr-defined]
             raise UserError(f"the tokenizer in {place} is no longer the one in {out} that the run began with")
         dataset = data.for_model(str(out)).load()
-    own = tokenizer_of(dataset).to_json()
-    if world.any(world.broadcast(own) != own):
+    tokenizer = tokenizer_of(dataset).to_json()
+    if world.any(world.broadcast(tokenizer) != tokenizer):
         raise UserError(
             "the tokenizers of the processes differ, because each node has trained its own: set data.cache to a folder "
             "that all nodes share, or data.tokenizer.path"
@@ -108,11 +108,11 @@ def claim(out: Path, run: Run, world: World, dataset: Dataset) -> None:
 
 def record_data(out: Path, world: World, dataset: Dataset) -> None:
     """Add checksum and number of examples to run.json; a warning if the run began with other data."""
-    found = {"sha256": dataset.checksum()} | split_sizes(dataset) if world.is_main else {}
-    add_to_record(out, world, {"data": found})
-    if world.is_main and (known := read_record(out)["data"]) != found:
+    record = {"sha256": dataset.checksum()} | split_sizes(dataset) if world.is_main else {}
+    add_to_record(out, world, {"data": record})
+    if world.is_main and (recorded := read_record(out)["data"]) != record:
         began, now = (
-            ", ".join(f"{data[name]:,} {name}" for name in data if name != "sha256") for data in (known, found)
+            ", ".join(f"{data[name]:,} {name}" for name in data if name != "sha256") for data in (recorded, record)
         )
         log.warning("the data have changed since the run began: examples were %s, and are %s", began, now)
 

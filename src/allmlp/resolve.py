@@ -139,12 +139,12 @@ def choose(
 def changed(
     runs: dict[str, Run], options: TrainOptions, overrides: Mapping[str, Any], out: Path | None
 ) -> dict[str, Resolved]:
-    found = {}
+    resolved = {}
     for name, run in runs.items():
-        made = change(with_options(run, options), overrides)
-        check_sizes(made, overrides)
-        found[name] = Resolved(made, RUNS / name if out is None else out / name.partition("/")[2], [])
-    return found
+        run = change(with_options(run, options), overrides)  # noqa: PLW2901
+        check_sizes(run, overrides)
+        resolved[name] = Resolved(run, RUNS / name if out is None else out / name.partition("/")[2], [])
+    return resolved
 
 
 def is_plain(name: str) -> bool:
@@ -194,12 +194,12 @@ def with_size(run: Run, size: tuple[int, int] | None) -> Run:
 
 def check_sizes(run: Run, overrides: Mapping[str, Any]) -> None:
     """Raise UserError if the images are set to another size than the model's: they would be resized twice."""
-    given = getattr(run.data, "img_size", None)
+    data_size = getattr(run.data, "img_size", None)
     if "data.img_size" not in overrides or (run.model is None and run.init_from is None):
         return
-    own = (run.model or open_start(str(run.init_from)).model.spec).input_size
-    if own is not None and given != own:
-        raise UserError(f"data.img_size {show(given)} is not the model's {show(own)}: --size sets both")
+    model_size = (run.model or open_start(str(run.init_from)).model.spec).input_size
+    if model_size is not None and data_size != model_size:
+        raise UserError(f"data.img_size {show(data_size)} is not the model's {show(model_size)}: --size sets both")
 
 
 def with_crops(run: Run, overrides: Mapping[str, Any]) -> tuple[Run, list[Reason]]:

@@ -58,7 +58,7 @@ class CheckedWriter(FileSystemWriter):
 class MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name not in ALLOWED.get(module, ()):
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of the metadata of a checkpoint")
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of the metadata of a checkpoint")
         return super().find_class(module, name)
 
 
@@ -95,11 +95,11 @@ def checksums(folder: Path) -> dict[str, str]:
 def stored_parts(folder: Path) -> dict[str, dict[str, TensorStorageMetadata]]:
     """Shape and dtype of the tensors of a checkpoint, by part."""
     try:
-        found = SafeReader(folder).read_metadata().state_dict_metadata
+        entries = SafeReader(folder).read_metadata().state_dict_metadata
     except (OSError, pickle.UnpicklingError, AttributeError, EOFError) as reason:
         raise UserError(f"cannot read the checkpoint {folder}: {one_line(reason)}") from None
     parts = defaultdict[str, dict[str, TensorStorageMetadata]](dict)
-    for key, entry in found.items():
+    for key, entry in entries.items():
         part, _, name = key.partition("/")
         if isinstance(entry, TensorStorageMetadata):
             parts[part][name] = entry

@@ -50,13 +50,13 @@ def summarize(name: str, spec: ModelSpec, published: Published | None = None, ab
 
 def equations(spec: Spec) -> dict[str, list[str]]:
     """Kind -> the indented lines of its docstring, for every spec in the model."""
-    found: dict[str, list[str]] = {}
+    by_kind: dict[str, list[str]] = {}
     for child in spec.children():
         lines = inspect.cleandoc(type(child).__doc__ or "").splitlines()
         formulas = [line.strip() for line in lines if line.startswith("    ")]
         if formulas:
-            found.setdefault(type(child).__name__, formulas)
-    return found
+            by_kind.setdefault(type(child).__name__, formulas)
+    return by_kind
 
 
 def state_dict_keys(spec: ModelSpec) -> dict[str, list[int]]:

@@ -70,10 +70,10 @@ class Spec:
         if not abstract:
             if "kind" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
                 raise TypeError(f"{cls.__name__}: 'kind' is the name of the class in JSON, not a field")
-            known = Spec.kinds.get(cls.__name__, cls)
+            registered = Spec.kinds.get(cls.__name__, cls)
             # Defining a class again (a notebook cell run twice) replaces the first one.
-            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise TypeError(f"two specs are called {cls.__name__}: {known.__module__} and {cls.__module__}")
+            if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise TypeError(f"two specs are called {cls.__name__}: {registered.__module__} and {cls.__module__}")
             Spec.kinds[cls.__name__] = cls
 
     def __post_init__(self) -> None:
@@ -255,11 +255,11 @@ def from_dict(data: Any, path: str = "config") -> Any:
     if "kind" not in data:
         raise UserError(f"{path} has no 'kind'")
     kind = lookup(data["kind"], Spec.kinds, f"kind of {path}")
-    known = hints(kind)
+    fields = hints(kind)
     values = {}
     for name, value in data.items():
         if name != "kind":
-            lookup(name, known, f"{kind.__name__} field")
+            lookup(name, fields, f"{kind.__name__} field")
             values[name] = from_dict(value, f"{path}.{name}")
     missing = [
         field.name
@@ -307,14 +307,14 @@ def override(spec: Spec, path: str, value: Any, above: str = "") -> Any:
     """
     path = spec.aliases.get(path, path)
     head, _, rest = path.partition(".")
-    known = hints(type(spec))
-    if head not in known:
-        parts = {name: part for name in known if isinstance(part := getattr(spec, name), Spec)}
+    fields = hints(type(spec))
+    if head not in fields:
+        parts = {name: part for name in fields if isinstance(part := getattr(spec, name), Spec)}
         within = [repr(f"{name}.{path}") for name, part in parts.items() if head in hints(type(part))]
         deeper = f"; did you mean {' or '.join(within)}?" if within else ""
-        hint = did_you_mean(path, known) or deeper or did_you_mean(head, known)
+        hint = did_you_mean(path, fields) or deeper or did_you_mean(head, fields)
         raise UserError(f"unknown {type(spec).__name__} field {head!r}{hint}")
-    hint = known[head]
+    hint = fields[head]
     if not rest:
         return spec.replace(**{head: parse(value, hint, above + head) if isinstance(value, str) else value})
     child = getattr(spec, head)

@@ -61,7 +61,7 @@ class SplitMetrics:
 
     def compute(self, outputs: tuple[Tensor, ...], split_names: tuple[str, ...]) -> dict[str, float]:
         logits, labels, part = outputs
-        found = {}
+        values = {}
         for number in part.unique().tolist():
             rows, prefix = part == number, f"{split_names[number]}_" if number else ""
             for name, function in self.functions.items():
@@ -69,23 +69,23 @@ class SplitMetrics:
                     value = float(function(logits[rows], labels[rows]))
                     if not math.isfinite(value):
                         raise ValueError(f"it is {value}")
-                    found[prefix + name] = value
+                    values[prefix + name] = value
                 except Exception as reason:  # the user's own code
                     if name not in self.failed:
                         kind = type(reason).__name__
                         log.warning("the metric %s failed and is skipped: %s: %s", name, kind, one_line(reason))
                     self.failed.add(name)
-        return found
+        return values
 
 
 def import_metrics(places: Iterable[str]) -> dict[str, Metric]:
     """The functions MODULE:NAME or FILE.py:NAME, by name."""
-    found: dict[str, Metric] = {}
+    functions: dict[str, Metric] = {}
     for name, function in map(import_named, places):
-        if name in found:
+        if name in functions:
             raise UserError(f"two metrics are called {name}: name them differently")
-        found[name] = function
-    return found
+        functions[name] = function
+    return functions
 
 
 def interleave(shares: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -55,7 +55,7 @@ def limit() -> int:
 
 def quota(root: Path = Path("/")) -> float:
     """CPU quota of this process in cores, from its control groups (v1, v2); infinite without a quota."""
-    found = [math.inf]
+    quotas = [math.inf]
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf8").splitlines()
     except OSError:
@@ -79,8 +79,8 @@ def quota(root: Path = Path("/")) -> float:
             except (OSError, ValueError):  # no such file, or "max": no quota
                 continue
             if allowed > 0:
-                found.append(allowed / period)
-    return min(found)
+                quotas.append(allowed / period)
+    return min(quotas)
 
 
 def choose(work: Callable[[], object]) -> int:
@@ -190,8 +190,8 @@ class Threads:
         """Continue, or measure again: when the speed has changed, and from time to time."""
         count, now, duration = self.plan[-1][1], time.monotonic(), self.spent / self.units
         drifted = not 1 / DRIFT < duration / self.seconds.get(count, math.inf) < DRIFT
-        if now - self.measured > self.cost * REST[not drifted] and (found := halves(self.most())) != [count]:
-            self.is_measuring, self.began, self.candidates = True, now, found
+        if now - self.measured > self.cost * REST[not drifted] and (candidates := halves(self.most())) != [count]:
+            self.is_measuring, self.began, self.candidates = True, now, candidates
             self.seconds.clear()
             self.use(self.candidates[0], 1)
         else:

@@ -83,12 +83,12 @@ def create_timm(
 
 def load_tag(preset: str, tag: str | None, img_size: Any, cache_dir: str | None) -> Model:
     """Published weights of a model: those with this tag, or the most accurate ones."""
-    known = {name: found for name, found in published_weights().items() if name.partition(".")[0] == preset}
-    if not known:
+    weights = {name: found for name, found in published_weights().items() if name.partition(".")[0] == preset}
+    if not weights:
         raise UserError(f"no weights of {preset} are published: use pretrained=False")
-    if tag is not None and f"{preset}.{tag}" not in known:
-        raise UserError(f"no weights {preset}.{tag} are published, only {', '.join(known)}")
-    best = max(known, key=lambda name: known[name].top1 or 0.0)
+    if tag is not None and f"{preset}.{tag}" not in weights:
+        raise UserError(f"no weights {preset}.{tag} are published, only {', '.join(weights)}")
+    best = max(weights, key=lambda name: weights[name].top1 or 0.0)
     return from_pretrained(f"{preset}.{tag}" if tag else best, img_size=img_size, cache_dir=cache_dir)
 
 

@@ -36,8 +36,8 @@ MIN_SCALE = 2.0**-24
 class TrainStep:
     """Forward, backward, gradient clipping, optimizer step and EMA update on a list of micro-batches.
 
-    step = TrainStep(task, optimizer, world)
-    losses = step(task.prepare_batches(batch.split(grad_accum_steps), context))
+    >>> step = TrainStep(task, optimizer, world)
+    >>> losses = step(task.prepare_batches(batch.split(grad_accum_steps), context))
     """
 
     task: TaskModule
@@ -181,8 +181,8 @@ class Recording(Generic[T]):
             torch.cuda.current_stream().wait_stream(stream)
             return outputs
         graph = self.graph or self.record(inputs)
-        for own, new in zip(tree_leaves(self.inputs), tree_leaves(inputs), strict=True):
-            own.copy_(new, non_blocking=True)
+        for buffer, new in zip(tree_leaves(self.inputs), tree_leaves(inputs), strict=True):
+            buffer.copy_(new, non_blocking=True)
         graph.replay()
         return tree_map(torch.clone, self.outputs)
 

@@ -31,16 +31,15 @@ from allmlp.ema import ModelEma
 from allmlp.errors import UserError
 from allmlp.files import write_text_atomically
 from allmlp.freezing import Freezing
+from allmlp.initial_model import initial_model
 from allmlp.interrupts import Interrupts, Stopped
 from allmlp.log import RunLog, announced, draw_curves, format_values
 from allmlp.lora import merge
 from allmlp.messages import describe_duration, describe_result, describe_stop, header
 from allmlp.meter import Meter
 from allmlp.models.model import Model
-from allmlp.models.zoo import create
 from allmlp.optim import set_lr
 from allmlp.pace import Pace
-from allmlp.plan.fits import check_run
 from allmlp.quantization import round_weights
 from allmlp.record import add_to_record, claim, load_data, read_run, record_data, run_folder
 from allmlp.run import Run
@@ -51,7 +50,7 @@ from allmlp.threads import FILE as THREADS
 from allmlp.threads import Threads
 from allmlp.train_step import RecordedStep, TrainStep, autocast
 from allmlp.weights import folder
-from allmlp.weights.start import open_start, transfer
+from allmlp.weights.start import open_start
 
 
 def train(
@@ -64,8 +63,8 @@ def train(
     """Train `run` into the folder `out`, or resume the run that is there. Returns the evaluation of the saved model: on
     the test split, or on the held-out examples if the run has a `val_size`; with `metrics`, see `SplitMetrics`.
 
-    run = allmlp.recipes.runs("digits_mixer")["digits_mixer"]
-    print(train(run, "runs/digits")["accuracy"])
+    >>> run = allmlp.recipes.runs("digits_mixer")["digits_mixer"]
+    >>> print(train(run, "runs/digits")["accuracy"])
     """
     with parallel.join(device) as world, Interrupts() as interrupts, run_folder(Path(out), run, world) as path:
         try:
@@ -103,25 +102,12 @@ def training_loop(
 
     # 2. model and task
     torch.set_float32_matmul_precision("high")
-    if start is None and (run.lora or run.model is None):
-        missing = "lora adapts a trained model" if run.lora else "the run has no model"
-        raise UserError(f"{missing}: name the one to start from, --model FOLDER")
-    spec = run.task.configure_model(run.model or start.spec_for(dataset), dataset)  # type: ignore[union-attr]
-    check_run(run, spec, world.device, world.size)
-    model = create(spec, seed=run.seed, device=world.device)
-    parameters = count(model.parameters())
-    if start is not None:
-        fresh = transfer(model, start, getattr(dataset, "class_names", ()))
-        if run.lora:
-            run.lora.apply(model, run.seed, fresh)
-    elif run.stem_init:
-        run.stem_init.initialize(model, dataset, run.seed)
-    model.set_grad_checkpointing(run.grad_checkpointing)
+    model, parameters = initial_model(run, start, dataset, world)
     torch.manual_seed(mix_seed(Stream.TASK_INIT, run.seed))
     task = run.task.build(model, dataset).to(world.device).train()
     metrics.check(task)
-    found = checkpoint.resumed(path, world)
-    if run.head_init and found is None:
+    restored = checkpoint.resumed(path, world)
+    if run.head_init and restored is None:
         with announced("fitting the head", world.is_main):
             run.head_init.initialize(model, task, dataset, run.seed)
     if run.quantize:
@@ -141,8 +127,8 @@ def training_loop(
     trained = count(w for w in model.parameters() if w.requires_grad) - count(frozen)
     ema, best = ModelEma(task.model, run.ema_decay), Best(run.keep_best, run.patience, run.start_margin)
     step, seconds_spent, evaluation_due = 0, 0.0, run.head_init is not None
-    if found is not None:
-        place, state = found
+    if restored is not None:
+        place, state = restored
         best.load(state["best"], task.model)
         checkpoint.load(place, task, optimizer, ema, best.weights)
         step, seconds_spent, evaluation_due = state["step"], state["seconds"], state["evaluation_due"]
@@ -150,8 +136,8 @@ def training_loop(
     # 4. one optimizer step per iteration
     claim(path, run, world, dataset)
     train_step = TrainStep(task, optimizer, world, dtype, run.max_grad_norm, ema, run.nan == "skip", wrapped)
-    if found is not None:
-        train_step.load_scaler(found[1]["scaler"])
+    if restored is not None:
+        train_step.load_scaler(restored[1]["scaler"])
     call = RecordedStep(train_step) if records else train_step
     meter = Meter(task, world.device, world.size)
     pace = Pace(path, world, steps, seconds, step, seconds_spent)
@@ -167,7 +153,7 @@ def training_loop(
     ):
         log.callbacks.call("on_start", path, to_dict(run), step)
         log.message(header(run, path, model.spec, parameters, trained, dataset, sampler, steps, world, dtype))
-        if found is not None:
+        if restored is not None:
             log.message(f"resuming from step {step}")
         elif floors:
             log.message(f"without a model: {format_values(floors)}")
@@ -184,7 +170,7 @@ def training_loop(
 
         if evaluation_due:
             results = evaluate_weights()
-        window, examples, saved, estimated = list[Losses](), 0, time.monotonic(), found is not None
+        window, examples, saved, estimated = list[Losses](), 0, time.monotonic(), restored is not None
         for batch in loader.steps(step, steps or sys.maxsize):
             if step >= pace.steps or best.is_exhausted:
                 break
@@ -307,7 +293,7 @@ def due(step: int, every: int, last: bool) -> bool:
 def summarize(run: Run, world: parallel.World, window: list[Losses], step: int, out: Path) -> dict[str, float]:
     """Means since the last log record. A non-finite loss ends the run; with nan=skip such values are left out."""
     names = ["loss", *window[0].metrics]
-    steps = [torch.stack([value.float() for value in (one.total, *one.metrics.values())]) for one in window]
+    steps = [torch.stack([value.float() for value in (losses.total, *losses.metrics.values())]) for losses in window]
     if run.nan == "skip":
         sums = [torch.stack([values.nan_to_num(0, 0, 0), values.isfinite().float()]) for values in steps]
         found = zip(names, *world.sum(torch.stack(sums).sum(0)).tolist(), strict=True)

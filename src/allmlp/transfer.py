@@ -103,11 +103,11 @@ def probe_dataset(
 
 
 def embed_split(predictor: ImagePredictor, split: Split, batch_size: int) -> Features:
-    threads, found, labels = Threads(active=predictor.device.type == "cpu"), [], []
+    threads, features, labels = Threads(active=predictor.device.type == "cpu"), [], []
     for indices in torch.arange(len(split)).split(batch_size):
         batch = split.fetch(indices)  # with the labels of the images that replace corrupt ones
         ready = fit(batch.images, predictor.img_size, predictor.decoding.crop_pct, predictor.decoding.channels)
         with threads:
-            found.append(predictor.embed(list(ready)).cpu())
+            features.append(predictor.embed(list(ready)).cpu())
         labels.append(batch.labels.cpu())
-    return Features(torch.cat(found), torch.cat(labels))
+    return Features(torch.cat(features), torch.cat(labels))

@@ -21,7 +21,7 @@ def test_the_nearest_by_brute_force() -> None:
 def test_an_image_is_not_its_own_neighbor() -> None:
     bank = torch.eye(4)
     bank[1] = bank[0]
-    found = nearest_neighbors(bank, bank, k=9, own=torch.arange(4))
+    found = nearest_neighbors(bank, bank, k=9, query_indices=torch.arange(4))
     assert found[0][0] == (1, 1.0) and found[1][0] == (0, 1.0)
     assert all(len(row) == 3 and query not in [near.index for near in row] for query, row in enumerate(found))
 
@@ -29,9 +29,10 @@ def test_an_image_is_not_its_own_neighbor() -> None:
 def test_neighbors_below_the_smallest_cosine_are_left_out() -> None:
     angle = torch.tensor([0.0, 0.3, 1.0, 1.2])
     bank = torch.stack([angle.cos(), angle.sin()], dim=1)
-    found = nearest_neighbors(bank[:1], bank, own=torch.tensor([0]), min_cosine=0.5)  # cos 1.0 = 0.54, cos 1.2 = 0.36
+    # cos 1.0 = 0.54, cos 1.2 = 0.36
+    found = nearest_neighbors(bank[:1], bank, query_indices=torch.tensor([0]), min_cosine=0.5)
     assert [near.index for near in found[0]] == [1, 2]
-    assert nearest_neighbors(torch.eye(3), torch.eye(3), own=torch.arange(3), min_cosine=0.5) == [[], [], []]
+    assert nearest_neighbors(torch.eye(3), torch.eye(3), query_indices=torch.arange(3), min_cosine=0.5) == [[], [], []]
 
 
 def test_agreement_counts_the_nearest() -> None:

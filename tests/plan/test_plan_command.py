@@ -68,7 +68,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["mixer_h14", "--samples", "1e6", "--gpus", "0"], "error: --gpus must be a whole number"),
         (["mixer_h15", "--samples", "1e6"], "unknown model or recipe 'mixer_h15'; did you mean 'mixer_h14'"),
-        ([str(Path(__file__).parent), "--samples", "1e6"], "is no name of a model or recipe; losses of finished runs"),
+        ([str(Path(__file__).parent), "--samples", "1e6"], "is neither a model nor a recipe; losses of finished runs"),
         (["mixer_h14"], "pass --samples 300e6"),
         (["mixer_h14", "--samples", "0"], "error: --samples must be"),
         (["mixer_h14", "--samples", "1e6", "--epochs", "0"], "error: --epochs must be"),
@@ -93,7 +93,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["mixer_nano", "--check", "--seed", "0"], "leave out --seed"),
         (["runs/a", "--from", "--seed", "-3"], "'--seed'"),
-        (["mixer_nano", "--check", "--device", "cpu", "--mfu", "0.3"], "the peak of a CPU is unknown"),
+        (["mixer_nano", "--check", "--device", "cpu", "--mfu", "0.3"], "the peak speed of a CPU is unknown"),
         (["mixer_nano", "--check", "--calibrate", "mixer_nano", "--mfu", "0.3"], "leave out --mfu"),
         (["mixer_nano", "--check", "--device", "cpu", "--batch-size", "0"], "error: --batch-size must be"),
         (["mixer_nano", "--by", "flops", "--samples", "1e6"], "--by and --at need --from"),

@@ -309,20 +309,20 @@ def test_evaluation_of_another_table(place: Path, tmp_path: Path, command: Calla
     own = json.loads(command("eval", place / "run", "--json")[1])
     again = json.loads(command("eval", place / "run", place / "sales.csv", "--json")[1])
     assert again.pop("data").endswith("sales.csv") and own.pop("data") == "its test split"
-    assert again.pop("notes") == ["2 of 2 series hold values of the training, which do not count"] and not own["notes"]
+    assert again.pop("notes") == ["2 of 2 series hold training values, which do not count"] and not own["notes"]
     assert again == {name: value for name, value in own.items() if name != "notes"} and len(own["origins"]) == 12
     mean = sum(row["forecasts"] * row["mase"] for row in own["origins"]) / 68
     assert mean == pytest.approx(own["mase"], rel=1e-4)
     code, out, err = command("eval", place / "run", write_sales(tmp_path / "longer.csv", count=230))
     assert code == 0 and "longer.csv: 128 forecasts" in out and "seasonal_naive_mase" in out and "2024-06-09" in out
-    assert err.startswith("note: 2 of 2 series hold values of the training")
+    assert err.startswith("note: 2 of 2 series hold training values")
     for name, options, count in (
         ("new", {"stores": ("east",)}, 200 - 28 - 7 + 1),
         ("same names", {"base": 150}, 2 * (200 - 28 - 7 + 1)),
     ):
         found = evaluate_model(str(place / "run"), str(write_sales(tmp_path / f"{name}.csv", **options)), device="cpu")
         assert found.examples == count and 0 < found.metrics["quantile_loss"] < found.metrics["last_value_mae"]
-    assert "2 of 2 series have other values than those of the training" in found.notes[-1]
+    assert "2 of 2 series differ from the training values" in found.notes[-1]
 
 
 def test_tables_that_cannot_be_evaluated(place: Path, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_fast_is_chosen_for_many_images(
 
 
 def test_all_values_of_a_regression_beside_kept_columns(photos: Path, tmp_path: Path, command: Command) -> None:
-    """A kept column of the name of a value, which is what to compare it with, was once written over."""
+    """A kept column of the name of a value, which is what to compare it with, was once overwritten."""
     model = image_folder(tmp_path / "model")
     write_preprocessing(model, ImagePreprocessing((0.4,) * 3, (0.2,) * 3, ("age", "height", "weight"), task="values"))
     (photos / "ages.csv").write_text("image,age\n0.png,31\n2.png,7\n")

@@ -145,6 +145,6 @@ class Call:
 def test_metadata_call_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(".metadata").write_bytes(pickle.dumps(Call()))
-    with pytest.raises(UserError, match="mkdir is no part of the metadata of a checkpoint"):
+    with pytest.raises(UserError, match="mkdir is not part of the metadata of a checkpoint"):
         checkpoint.read_part(tmp_path, "task")
     assert not Path("called").exists()

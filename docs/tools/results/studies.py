@@ -10,7 +10,7 @@ from allmlp.run import Run
 from allmlp.spec import from_dict
 from allmlp.studies import studies
 from allmlp.study import figure
-from allmlp.study.runner import progress
+from allmlp.study.runner import progress_of
 from allmlp.study.summary import Summary, final_table, markdown, summarize, target_table, tuning_table
 from results.markdown import table
 from results.records import ROOT, Record, lines
@@ -21,7 +21,7 @@ IMAGES = ROOT / "docs" / "images" / "study"
 def summary(name: str) -> Summary | None:
     """Of the records of a study; None where there are none."""
     found = lines(f"study/{name}")
-    return summarize(progress(studies()[name].make(), found)) if found else None
+    return summarize(progress_of(studies()[name].make(), found)) if found else None
 
 
 def all_studies() -> str:

@@ -41,7 +41,7 @@ class LayerScaleSize(NamedTuple):
 
 def activation_norms(model: Model, *inputs: Tensor) -> list[ActivationNorm]:
     """Norms at every depth for `inputs`, in the order of computation. No activations are kept."""
-    found: list[ActivationNorm] = []
+    norms: list[ActivationNorm] = []
     channels_last = getattr(model, "channels_last", False)  # timm's Swin and others: b h w c
 
     def hook_for(name: str, kind: str, is_branch: bool) -> Any:
@@ -52,7 +52,7 @@ def activation_norms(model: Model, *inputs: Tensor) -> list[ActivationNorm]:
             before = first_tensor(given[0]) if is_branch else None
             added = None if before is None else token_norm(after - before)
             norm = token_norm(after, channels_last)
-            found.append(ActivationNorm(name, *module_path(name), kind, norm, added))
+            norms.append(ActivationNorm(name, *module_path(name), kind, norm, added))
 
         return hook
 
@@ -61,7 +61,7 @@ def activation_norms(model: Model, *inputs: Tensor) -> list[ActivationNorm]:
             is_branch = isinstance(module, Residual) and module.order == "pre"
             stack.enter_context(module.register_forward_hook(hook_for(name, kind, is_branch)))
         model(*inputs)
-    return found
+    return norms
 
 
 def observed_modules(model: Model) -> list[tuple[str, nn.Module, str]]:
@@ -98,11 +98,11 @@ def token_norm(x: Tensor, channels_last: bool = False) -> float:
 
 def layer_scale_sizes(model: Model) -> list[LayerScaleSize]:
     """|gamma| of every LayerScale over its channels, from the first block to the last."""
-    found = []
+    sizes = []
     with torch.no_grad():
         for name, module in model.named_modules():
             if isinstance(module, LayerScaleLayer):
                 size = module.gamma.abs().float()
                 numbers = float(size.mean()), float(size.min()), float(size.max())
-                found.append(LayerScaleSize(name, *module_path(name), branch(name), *numbers))
-    return found
+                sizes.append(LayerScaleSize(name, *module_path(name), branch(name), *numbers))
+    return sizes

@@ -61,8 +61,8 @@ def analyze(
     ]
     state = "trained" if target.trained else "untrained (initial weights, seed 0)"
     about = f"{target.name}: input {target.model.spec.input_spec}, {state}"
-    found = [section._asdict() for section in sections]
-    output.close({"model": target.name, "about": about, "allmlp": __version__, "sections": found})
+    section_rows = [section._asdict() for section in sections]
+    output.close({"model": target.name, "about": about, "allmlp": __version__, "sections": section_rows})
     return Analysis(out, about, sections)
 
 

@@ -70,8 +70,8 @@ def attention_section(
     else:
         given, read = target.example_inputs(images)
         inputs, read = [given], read + ("; give texts as arguments" if images is None and target.tokenizer else "")
-    found = [attention_maps(model, *one) for one in inputs]
-    rows = head_statistics(found, model.spec)
+    maps_by_input = [attention_maps(model, *one) for one in inputs]
+    rows = head_statistics(maps_by_input, model.spec)
     about = (
         "entropy: of the weights of a query, in nats, mean over queries and inputs; largest_entropy: that of equal "
         "weights. distance: mean distance attended to, in tokens or patches."
@@ -79,15 +79,15 @@ def attention_section(
     output.table("attention", HeadStatistics._fields, rows, f"{about} Input: {read}.")
     blocks = [row for row in rows if row.branch != "pool"]
     if blocks:
-        draw_depth(output, blocks, found[0], model.spec, read)
-    draw_heads(output, found[0], model.spec)
-    mixed = [one for one in found[0] if one.branch == "token" and one.stack != "decoder"]
+        draw_depth(output, blocks, maps_by_input[0], model.spec, read)
+    draw_heads(output, maps_by_input[0], model.spec)
+    mixed = [one for one in maps_by_input[0] if one.branch == "token" and one.stack != "decoder"]
     if mixed and not any(token_weights(model)) and len({one.weights.shape for one in mixed}) == 1:
-        pooled = [one.weights for one in found[0] if one.branch == "pool"]
+        pooled = [one.weights for one in maps_by_input[0] if one.branch == "pool"]
         rolled = rollout([one.weights for one in mixed], pooled)
         draw_rollout(output, rolled, attention_grid(mixed[0], model.spec), model.spec, images, texts)
     if texts and texts[0].predicted:
-        draw_alignment(output, [alignment(maps)[0] for maps in found], texts)
+        draw_alignment(output, [alignment(maps)[0] for maps in maps_by_input], texts)
     return output.section("attention", f"{summary(rows)} ({read})")
 
 
@@ -96,9 +96,9 @@ def attention_grid(one: AttentionMap, spec: ModelSpec | None) -> Grid | None:
     return spec.build_contexts[stage_number(spec, one.name)].grid if isinstance(spec, Encoder) else None
 
 
-def head_statistics(found: Sequence[list[AttentionMap]], spec: ModelSpec | None) -> list[HeadStatistics]:
+def head_statistics(maps_by_input: Sequence[list[AttentionMap]], spec: ModelSpec | None) -> list[HeadStatistics]:
     rows = []
-    for same in zip(*found):  # one layer for every input
+    for same in zip(*maps_by_input):  # one layer for every input
         weights = [one.weights for one in same]
         entropies = torch.stack([entropy(one) for one in weights]).mean(0).tolist()
         largest = sum(map(largest_entropy, weights)) / len(weights)
@@ -139,13 +139,14 @@ def draw_depth(
     equal = Series("equal weights", blocks, [largest[block] for block in blocks], dashed=True)
     entropies = [series(stack, kind, "entropy") for stack, kind in kinds]
     charts = [Chart("Entropy, shaded from smallest to largest head", "nats", [*entropies, equal])]
-    own = [pair for pair in kinds if pair[1] != "cross"]
-    if own:
-        first = {one.block or 0: one for one in reversed(maps) if (one.stack, one.branch) in own}  # of each block
+    self_attention = [pair for pair in kinds if pair[1] != "cross"]
+    if self_attention:
+        # The first map of each block.
+        first = {one.block or 0: one for one in reversed(maps) if (one.stack, one.branch) in self_attention}
         # For a causal model, over the tokens visible to each query.
         equals = [mean_distance((one.weights > 0).double(), attention_grid(one, spec)).mean() for one in first.values()]
         uniform = Series("equal weights", [*first], [float(one) for one in equals], dashed=True)
-        far = [series(stack, kind, "distance") for stack, kind in own]
+        far = [series(stack, kind, "distance") for stack, kind in self_attention]
         unit = "patches" if attention_grid(maps[0], spec) else "tokens"
         charts.append(
             Chart("Distance, shaded from nearest to farthest head", f"mean distance ({unit})", [*far, uniform])
@@ -206,18 +207,18 @@ def draw_rollout(
     output.figure("rollout", figures.image_rows(rows, text))
 
 
-def draw_alignment(output: OutputFolder, found: list[Tensor], texts: Sequence[TextInput]) -> None:
+def draw_alignment(output: OutputFolder, alignments: list[Tensor], texts: Sequence[TextInput]) -> None:
     """Draw which source tokens the decoder attends to when predicting each target token."""
     rows = [
         (number, position, text.predicted[position], column, text.read[column], value)
-        for number, (weights, text) in enumerate(zip(found, texts))
+        for number, (weights, text) in enumerate(zip(alignments, texts))
         for position, column, value in cells(weights[: len(text.predicted)])
     ]
     columns = ("text", "target position", "target", "source position", "source", "weight")
     output.table("alignment", columns, rows, "Attention of the decoder to the source, mean over blocks and heads.")
     panels = [
         LabeledMatrix(f"text {number + 1}", weights.float().cpu(), text.predicted, text.read)
-        for number, (weights, text) in enumerate(zip(found, texts))
+        for number, (weights, text) in enumerate(zip(alignments, texts))
     ]
     note = "attention to the source when a target token is predicted, mean over blocks and heads; rows sum to 1"
     text = FigureText("Source-target alignment", note, "source token", "target token")
@@ -235,12 +236,12 @@ def summary(rows: list[HeadStatistics]) -> str:
         return f"{means[0]:.2f} to {means[1]:.2f}"
 
     blocks, pooled = ([row for row in rows if (row.branch == "pool") == inside] for inside in (False, True))
-    own, parts = [row for row in blocks if row.branch != "cross"], []
+    self_attention, parts = [row for row in blocks if row.branch != "cross"], []
     if blocks:
         text = f"entropy {span(blocks, 'entropy')} nats from the first to the last block"
         equal = " to ".join(dict.fromkeys(span(blocks, "largest_entropy").split(" to ")))
         text += f" (equal weights {equal})"
-        parts.append(f"{text}, distance {span(own, 'distance')}" if own else text)
+        parts.append(f"{text}, distance {span(self_attention, 'distance')}" if self_attention else text)
     if pooled:
         mean = sum(row.entropy for row in pooled) / len(pooled)
         parts.append(f"class attention: entropy {mean:.2f} nats (equal weights {pooled[0].largest_entropy:.2f})")

@@ -55,12 +55,12 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def attention_maps(model: Model, *inputs: Tensor, **named: Tensor) -> list[AttentionMap]:
     """The maps of every attention layer, in the order of computation."""
-    found: list[AttentionMap] = []
+    maps: list[AttentionMap] = []
 
     def hook_for(name: str) -> Any:
         def hook(module: Any, given: tuple[Any, ...]) -> None:
             weights = module.attention_weights(*given).cpu()
-            found.append(AttentionMap(name, *module_path(name), branch(name), weights))
+            maps.append(AttentionMap(name, *module_path(name), branch(name), weights))
 
         return hook
 
@@ -68,7 +68,7 @@ def attention_maps(model: Model, *inputs: Tensor, **named: Tensor) -> list[Atten
         for name, module in attention_layers(model).items():
             stack.enter_context(module.register_forward_pre_hook(hook_for(name)))
         model(*inputs, **named)
-    return found
+    return maps
 
 
 def text_input(model: Model, tokenizer: Tokenizer, text: str) -> TextInput:
@@ -127,10 +127,10 @@ def rollout(layers: list[Tensor], class_layers: Sequence[Tensor] = ()) -> Tensor
     Source: Abnar and Zuidema, 2020. The identity stands for the skip connection; values and MLPs are left out. With
     layers of class attention after them, b h 1 (1 + s), the contribution to the class token: b 1 s.
     """
-    own = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype, device=layers[0].device)
-    total = own.expand(layers[0].shape[0], -1, -1)
+    identity = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype, device=layers[0].device)
+    total = identity.expand(layers[0].shape[0], -1, -1)
     for weights in layers:
-        total = (weights.mean(1) + own) / 2 @ total
+        total = (weights.mean(1) + identity) / 2 @ total
     if not class_layers:
         return total
     row = torch.zeros_like(total[:, :1])

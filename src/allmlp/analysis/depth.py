@@ -14,23 +14,24 @@ from allmlp.analysis.target import AnalysisTarget, NamedImages
 
 
 def sparsity_section(target: AnalysisTarget, output: OutputFolder) -> Section:
-    found = sparsity(target.model)
+    matrices = sparsity(target.model)
     about = "fraction: weights whose absolute value is below 5 % of the largest one in their matrix."
-    output.table("sparsity", Sparsity._fields, found, about)
-    inside = [one for one in found if one.block is not None]
+    output.table("sparsity", Sparsity._fields, matrices, about)
+    inside = [matrix for matrix in matrices if matrix.block is not None]
     if inside:
         lines: dict[str, list[Sparsity]] = {}
-        for one in inside:
-            lines.setdefault(matrix_name(one), []).append(one)
-        series = [Series(name, blocks(line), [one.fraction for one in line]) for name, line in lines.items()]
+        for matrix in inside:
+            lines.setdefault(matrix_name(matrix), []).append(matrix)
+        series = [Series(name, blocks(line), [matrix.fraction for matrix in line]) for name, line in lines.items()]
     else:
-        series = [Series("", list(range(len(found))), [one.fraction for one in found])]
+        series = [Series("", list(range(len(matrices))), [matrix.fraction for matrix in matrices])]
     chart = Chart("Weights below 5 % of the largest one in their matrix", "fraction of the weights", series)
     xlabel = "block" if inside else "weight matrix, in network order"
     output.figure("sparsity", figures.by_depth([chart], f"Near-zero weights of {target.name} by depth", xlabel))
-    groups = {kind: [one.fraction for one in inside if one.kind == kind] for kind in ("token", "channel", "attention")}
+    kinds = "token", "channel", "attention"
+    groups = {kind: [matrix.fraction for matrix in inside if matrix.kind == kind] for kind in kinds}
     means = {kind: sum(fractions) / len(fractions) for kind, fractions in groups.items() if fractions}
-    means = means or {"mean over matrices": sum(one.fraction for one in found) / len(found)}
+    means = means or {"mean over matrices": sum(matrix.fraction for matrix in matrices) / len(matrices)}
     listed = ", ".join(f"{kind} {fraction:.1%}" for kind, fraction in means.items())
     return output.section("sparsity", f"weights below 5 % of the largest: {listed}")
 
@@ -50,11 +51,11 @@ def matrix_name(one: Sparsity) -> str:
 
 def activation_section(target: AnalysisTarget, output: OutputFolder, images: NamedImages | None) -> Section:
     inputs, read = target.example_inputs(images)
-    found = activation_norms(target.model, *inputs)
+    norms = activation_norms(target.model, *inputs)
     about = f"Mean L2 norm of the tokens after each part, and of what a residual branch adds; input: {read}."
-    output.table("activations", ActivationNorm._fields, found, about)
+    output.table("activations", ActivationNorm._fields, norms, about)
     lines: dict[str, list[ActivationNorm]] = {}
-    for one in found:
+    for one in norms:
         if one.block is not None:
             lines.setdefault(f"{one.stack} {one.branch}".strip(), []).append(one)
     if lines:
@@ -62,7 +63,7 @@ def activation_section(target: AnalysisTarget, output: OutputFolder, images: Nam
         stream = [Series(name, blocks(line), [one.norm for one in line]) for name, line in lines.items()]
     else:
         xlabel, title = "part, in network order", "Output of each part"
-        stream = [Series("", list(range(len(found))), [one.norm for one in found])]
+        stream = [Series("", list(range(len(norms))), [one.norm for one in norms])]
     charts = [Chart(title, "mean L2 norm of a token", stream, log=True)]
     added = [
         Series(name, blocks(line), [one.added or 0.0 for one in line])
@@ -72,17 +73,17 @@ def activation_section(target: AnalysisTarget, output: OutputFolder, images: Nam
     if added:
         charts.append(Chart("What each residual branch adds", "mean L2 norm of the addition", added, log=True))
     output.figure("activations", figures.by_depth(charts, f"Activation norms by depth ({read})", xlabel))
-    return output.section("activations", f"{norm_range(found)} ({read})")
+    return output.section("activations", f"{norm_range(norms)} ({read})")
 
 
-def norm_range(found: list[ActivationNorm]) -> str:
+def norm_range(norms: list[ActivationNorm]) -> str:
     """The first and the last point of the figure in words, for each stack."""
-    if all(one.block is None for one in found):
-        return f"token norm {found[0].norm:.3g} after {found[0].name}, {found[-1].norm:.3g} after {found[-1].name}"
+    if all(one.block is None for one in norms):
+        return f"token norm {norms[0].norm:.3g} after {norms[0].name}, {norms[-1].norm:.3g} after {norms[-1].name}"
     ranges = []
-    for stack in dict.fromkeys(one.stack for one in found if one.block is not None):
+    for stack in dict.fromkeys(one.stack for one in norms if one.block is not None):
         # The last branch of a block is the block's output.
-        outputs = {one.block: one.norm for one in found if one.stack == stack and one.block is not None}
+        outputs = {one.block: one.norm for one in norms if one.stack == stack and one.block is not None}
         first, last = min(outputs), max(outputs)
         text = f"token norm {outputs[first]:.3g} after block {first}, {outputs[last]:.3g} after block {last}"
         ranges.append(f"{stack} {text}".strip())
@@ -90,16 +91,16 @@ def norm_range(found: list[ActivationNorm]) -> str:
 
 
 def layer_scale_section(target: AnalysisTarget, output: OutputFolder) -> Section:
-    found = layer_scale_sizes(target.model)
-    if not found:
+    sizes = layer_scale_sizes(target.model)
+    if not sizes:
         return Section("layer scale", "the model has no LayerScale")
-    output.table("layerscale", LayerScaleSize._fields, found, "|gamma| over the channels of each LayerScale.")
+    output.table("layerscale", LayerScaleSize._fields, sizes, "|gamma| over the channels of each LayerScale.")
     series = []
-    for stack, kind in dict.fromkeys((one.stack, one.branch) for one in found if one.block is not None):
-        line = [one for one in found if (one.stack, one.branch) == (stack, kind)]
+    for stack, kind in dict.fromkeys((one.stack, one.branch) for one in sizes if one.block is not None):
+        line = [one for one in sizes if (one.stack, one.branch) == (stack, kind)]
         band = [one.smallest for one in line], [one.largest for one in line]
         series.append(Series(f"{stack} {kind}".strip(), blocks(line), [one.mean for one in line], band))
     chart = Chart("Mean over the channels, shaded from smallest to largest", "|gamma|", series)
     output.figure("layerscale", figures.by_depth([chart], "LayerScale by depth", "block"))
-    means = [one.mean for one in found]
+    means = [one.mean for one in sizes]
     return output.section("layer scale", f"mean |gamma| {min(means):.3g} to {max(means):.3g}")

@@ -33,11 +33,11 @@ def saliency_section(
         return Section("saliency", "no images: give image files as arguments")
     try:
         squares = affordable_images(target.model, SQUARES, least=16)
-        found = saliency(target.model, target.normalize(images.pixels), squares)
+        explained = saliency(target.model, target.normalize(images.pixels), squares)
     except UserError as reason:
         return Section("saliency", str(reason))
     rows = []
-    for name, one in zip(images.names, found):
+    for name, one in zip(images.names, explained):
         for method, values in (("occlusion", one.occlusion), ("gradient", one.gradient), ("class map", one.class_map)):
             if values is not None:
                 start = name, target.class_name(one.label), one.probability, method
@@ -45,13 +45,13 @@ def saliency_section(
     columns = ("image", "class", "probability", "method", "row", "column", "value")
     about = "occlusion: log-probability lost, in nats; gradient: logit per standard deviation; class map: logits."
     output.table("saliency", columns, rows, about)
-    predictions = [f"{target.class_name(one.label)} {one.probability:.0%}" for one in found]
+    predictions = [f"{target.class_name(one.label)} {one.probability:.0%}" for one in explained]
     titles = [f"{name}\npredicted: {prediction}" for name, prediction in zip(images.names, predictions)]
     side = int((occlusion_squares(patch_grid(target.model.spec), squares)[0] == 0).sum())
-    output.figure("saliency", figures.saliency_maps(images.pixels, found, titles, side))
-    mapped = found[0].class_map is not None
-    text = f"occlusion, gradient{', class map' if mapped else ''} of {plural(len(found), 'image')}"
-    text += f" (the first of {available})" if available > len(found) else ""
+    output.figure("saliency", figures.saliency_maps(images.pixels, explained, titles, side))
+    mapped = explained[0].class_map is not None
+    text = f"occlusion, gradient{', class map' if mapped else ''} of {plural(len(explained), 'image')}"
+    text += f" (the first of {available})" if available > len(explained) else ""
     return output.section("saliency", text if mapped else f"{text}; class maps need mean pooling and a linear head")
 
 
@@ -61,39 +61,39 @@ def neighbor_section(
     """The nearest neighbors of the first given images in the bank, or among each other."""
     if target.model.spec.input_size is None:
         return Section("neighbors", "the model does not read images")
-    known = bank or given
-    if known is None or len(known.names) < 2:
+    searched = bank or given
+    if searched is None or len(searched.names) < 2:
         return Section("neighbors", "give two or more image files, or a run whose dataset is available")
-    queries = first(given or known, EXAMPLES)
-    table = features(target.model, target.normalize(known.pixels))
+    queries = first(given or searched, EXAMPLES)
+    table = features(target.model, target.normalize(searched.pixels))
     same = given is None or bank is None
     query_features = table[: len(queries.names)] if same else features(target.model, target.normalize(queries.pixels))
-    own = torch.arange(len(queries.names)) if same else None
-    found = nearest_neighbors(query_features, table, k, own, MIN_COSINE)
-    if not any(found):
+    query_indices = torch.arange(len(queries.names)) if same else None
+    neighbors = nearest_neighbors(query_features, table, k, query_indices, MIN_COSINE)
+    if not any(neighbors):
         return Section("neighbors", f"no two of the images have a cosine similarity of {MIN_COSINE} or more")
 
     def caption(images: NamedImages, index: int) -> str:
         return images.names[index] + ("" if images.labels is None else f": {target.label_text(images.labels[index])}")
 
     rows = [
-        (caption(queries, query), rank, caption(known, near.index), near.cosine)
-        for query, row in enumerate(found)
+        (caption(queries, query), rank, caption(searched, near.index), near.cosine)
+        for query, row in enumerate(neighbors)
         for rank, near in enumerate(row, start=1)
     ]
     about = f"Cosine similarity of the pooled features; images below {MIN_COSINE} are left out."
     output.table("neighbors", ("query", "rank", "neighbor", "cosine"), rows, about)
     drawn = [
         [(queries.pixels[query], caption(queries, query))]
-        + [(known.pixels[near.index], f"{caption(known, near.index)}\n{near.cosine:.2f}") for near in row]
-        for query, row in enumerate(found)
+        + [(searched.pixels[near.index], f"{caption(searched, near.index)}\n{near.cosine:.2f}") for near in row]
+        for query, row in enumerate(neighbors)
     ]
-    text = f"{plural(len(queries.names), 'query', 'queries')} in {plural(len(known.names), 'image')}"
-    alone = sum(not row for row in found)
+    text = f"{plural(len(queries.names), 'query', 'queries')} in {plural(len(searched.names), 'image')}"
+    alone = sum(not row for row in neighbors)
     if alone:
         text += f", {alone} without a neighbor"
-    if known.labels is not None and target.has_class_labels(known.labels) and len(known.names) > 2:
-        text += f"; nearest neighbor has the same class for {agreement(table, known.labels):.1%} of the images"
+    if searched.labels is not None and target.has_class_labels(searched.labels) and len(searched.names) > 2:
+        text += f"; nearest neighbor has the same class for {agreement(table, searched.labels):.1%} of the images"
     note = f"{text}; numbers are cosine similarities of the pooled features, none below {MIN_COSINE} is shown"
     words = FigureText(
         "Nearest neighbors in feature space", note, "query, then its neighbors, nearest first", "queries"

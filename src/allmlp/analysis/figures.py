@@ -104,8 +104,8 @@ def axes_grid(
     count: int, text: FigureText, width: float, height: float, gap: float = 0.3, columns: int = 0, below: float = 0.0
 ) -> AxesGrid:
     """A figure with `count` axes of this size, row by row, with space above (`gap`) and `below`; sizes in inches."""
-    wanted = columns or (count if count <= 4 else max(4, math.ceil(1.2 * math.sqrt(count * height / width))))
-    rows = math.ceil(count / wanted)
+    most_columns = columns or (count if count <= 4 else max(4, math.ceil(1.2 * math.sqrt(count * height / width))))
+    rows = math.ceil(count / most_columns)
     columns = math.ceil(count / rows)
     left, right, bottom, between = 0.65, 0.2, 0.45, 0.14
     wide = max(left + right + columns * (width + between), 6.0)
@@ -340,9 +340,9 @@ def show_image(axes: Axes, pixels: Tensor) -> None:
 
 
 @styled
-def saliency_maps(pixels: Tensor, found: Sequence[Saliency], titles: Sequence[str], side: int = 1) -> Figure:
+def saliency_maps(pixels: Tensor, explained: Sequence[Saliency], titles: Sequence[str], side: int = 1) -> Figure:
     """One row per image: the image, occlusion (of `side` x `side` patches), gradient and, if any, class map."""
-    columns = ["image", "occlusion", "gradient", *(["class map"] if found[0].class_map is not None else [])]
+    columns = ["image", "occlusion", "gradient", *(["class map"] if explained[0].class_map is not None else [])]
     size, aspect = 1.6, pixels.shape[2] / pixels.shape[3]
     occluded = "the patch is occluded" if side == 1 else f"a square of {side} x {side} patches is occluded"
     notes = (
@@ -352,8 +352,8 @@ def saliency_maps(pixels: Tensor, found: Sequence[Saliency], titles: Sequence[st
     )
     note = "; ".join(notes[: len(columns) - 1])
     text = FigureText("Which patches the prediction depends on", note, "patch column", "patch row")
-    drawn = axes_grid(len(found) * len(columns), text, size, size * aspect, 0.38, len(columns), below=0.42)
-    for row, (one, title) in enumerate(zip(found, titles)):
+    drawn = axes_grid(len(explained) * len(columns), text, size, size * aspect, 0.38, len(columns), below=0.42)
+    for row, (one, title) in enumerate(zip(explained, titles)):
         line = drawn.axes[row * len(columns) : (row + 1) * len(columns)]
         show_image(line[0], pixels[row])
         line[0].set_title(title, size=7, pad=3, parse_math=False)  # names of files may have dollar signs

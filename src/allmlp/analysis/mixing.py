@@ -38,12 +38,12 @@ SCALE = "scaled by its own largest |weight| (red +, blue -, white 0)"
 
 
 def mixing_sections(target: AnalysisTarget, output: OutputFolder) -> list[Section]:
-    found = list(token_weights(target.model))
-    if not found:
+    layers = list(token_weights(target.model))
+    if not layers:
         return [Section("token mixing", why_no_weights(target.model))]
-    pairs = {one.name: opposing_pairs(one) for one in found if one.kind == "units"}
-    matrices = [one for one in found if one.kind == "matrix"]
-    sections = [filter_section(output, found, pairs, undescribed_mixers(target.model))]
+    pairs = {one.name: opposing_pairs(one) for one in layers if one.kind == "units"}
+    matrices = [one for one in layers if one.kind == "matrix"]
+    sections = [filter_section(output, layers, pairs, undescribed_mixers(target.model))]
     if matrices:
         sections += [matrix_section(output, matrices), locality_section(output, matrices)]
     return sections
@@ -68,23 +68,25 @@ def label(name: str) -> str:
     return f"{path.stack} block {path.block}".strip()
 
 
-def choose(found: list[TokenWeights]) -> tuple[list[TokenWeights], str]:
+def choose(layers: list[TokenWeights]) -> tuple[list[TokenWeights], str]:
     """The layers shown in a figure, and a description of the selection."""
-    chosen = [found[index] for index in evenly_spaced(len(found), LAYERS)]
-    return chosen, f"{len(chosen)} of {len(found)} layers, evenly spaced" if len(chosen) < len(found) else "every layer"
+    chosen = [layers[index] for index in evenly_spaced(len(layers), LAYERS)]
+    if len(chosen) == len(layers):
+        return chosen, "every layer"
+    return chosen, f"{len(chosen)} of {len(layers)} layers, evenly spaced"
 
 
 def filter_section(
-    output: OutputFolder, found: list[TokenWeights], pairs: dict[str, list[UnitPair]], unknown: list[str]
+    output: OutputFolder, layers: list[TokenWeights], pairs: dict[str, list[UnitPair]], unknown: list[str]
 ) -> Section:
     """The weights as maps: a table of frequencies and a mosaic for each layer."""
     rows = [
         (one.name, one.kind, *module_path(one.name), *one.weight.shape[:2], float(frequencies(one.maps).mean()))
-        for one in found
+        for one in layers
     ]
     columns = ("name", "kind", "stack", "block", "rows", "inputs", "frequency")
     output.table("filters", columns, rows, "Token-mixing weights; frequency in cycles per token, mean over the rows.")
-    counts = Counter(one.kind for one in found)
+    counts = Counter(one.kind for one in layers)
     text = "token mixing by " + ", ".join(f"{count} x {kind}" for kind, count in counts.items())
     if pairs:
         units = [
@@ -99,13 +101,13 @@ def filter_section(
         text += f", paired with a mean cosine of {sum(cosines) / max(len(cosines), 1):.2f}"
     if unknown:
         text += f"; not known for {', '.join(unknown)}, which declares no token_roles"
-    draw_filters(output, found, pairs)
+    draw_filters(output, layers, pairs)
     return output.section("filters", text)
 
 
-def draw_filters(output: OutputFolder, found: list[TokenWeights], pairs: dict[str, list[UnitPair]]) -> None:
-    on_grid = [one for one in found if one.grid is not None or one.kind == "kernels"]
-    text_units = [one for one in found if one.grid is None and one.kind == "units"]
+def draw_filters(output: OutputFolder, all_layers: list[TokenWeights], pairs: dict[str, list[UnitPair]]) -> None:
+    on_grid = [one for one in all_layers if one.grid is not None or one.kind == "kernels"]
+    text_units = [one for one in all_layers if one.grid is None and one.kind == "units"]
     if on_grid:
         layers, which = choose(on_grid)
         kinds = {one.kind for one in layers}

@@ -15,9 +15,9 @@ class ModulePath(NamedTuple):
 
 def module_path(name: str) -> ModulePath:
     """decoder.blocks.3.token.mix -> decoder, 3."""
-    found = re.match(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)(?:\.|$))?", name)
-    assert found is not None, "every part of the pattern is optional"
-    return ModulePath(found[1] or "", int(found[2]) if found[2] else None)
+    match = re.match(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)(?:\.|$))?", name)
+    assert match is not None, "every part of the pattern is optional"
+    return ModulePath(match[1] or "", int(match[2]) if match[2] else None)
 
 
 def branch(name: str) -> str:

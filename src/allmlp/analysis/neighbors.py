@@ -30,17 +30,18 @@ def features(model: Model, images: Tensor, batch_size: int = 50) -> Tensor:
 
 
 def nearest_neighbors(
-    queries: Tensor, bank: Tensor, k: int = 5, own: Tensor | None = None, min_cosine: float = -1.0
+    queries: Tensor, bank: Tensor, k: int = 5, query_indices: Tensor | None = None, min_cosine: float = -1.0
 ) -> list[list[Neighbor]]:
     """At most k neighbors of each query in the bank, nearest first, with a cosine of at least `min_cosine`.
 
-    Features have norm 1. `own` is the index of each query in the bank, which is skipped; -1 if it is not there.
+    Features have norm 1. `query_indices` are the positions of the queries in the bank, which are skipped; -1 for a
+    query that is not there.
     """
     cosine = queries @ bank.T
-    if own is not None:
-        inside = own >= 0
-        cosine[inside.nonzero().flatten(), own[inside]] = -torch.inf
-    near = cosine.topk(min(k, len(bank) - (own is not None)), dim=1)
+    if query_indices is not None:
+        inside = query_indices >= 0
+        cosine[inside.nonzero().flatten(), query_indices[inside]] = -torch.inf
+    near = cosine.topk(min(k, len(bank) - (query_indices is not None)), dim=1)
     rows = zip(near.indices.tolist(), near.values.tolist())
     return [[Neighbor(*pair) for pair in zip(*row) if pair[1] >= min_cosine] for row in rows]
 

@@ -39,14 +39,14 @@ def saliency(model: Model, images: Tensor, squares: int = SQUARES) -> list[Salie
     with torch.inference_mode():
         probabilities = class_logits(model, images).float().softmax(1)
     labels = probabilities.argmax(1)
-    found = []
+    explained = []
     # One by one: the gradient keeps every activation of a deep model.
     for image, label, probability in zip(images.split(1), labels.split(1), probabilities.amax(1).tolist()):
         maps = class_maps(model, image, label)
         occluded = occlusion(model, image[0], int(label), squares)
         slope = gradient(model, image, label)[0]
-        found.append(Saliency(int(label), probability, occluded, slope, None if maps is None else maps[0]))
-    return found
+        explained.append(Saliency(int(label), probability, occluded, slope, None if maps is None else maps[0]))
+    return explained
 
 
 def class_logits(model: Model, images: Tensor) -> Tensor:
@@ -125,8 +125,8 @@ def class_maps(model: Model, images: Tensor, labels: Tensor) -> Tensor | None:
     assert model.head is not None, "a spec with a head builds one"
     grid, merged = patch_grid(spec), spec.build_contexts[-1].grid or (1, 1)
     logits = model.head(model.forward_features(images))[:, -merged[0] * merged[1] :]  # b s k
-    found = logits.gather(2, labels[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(2).unflatten(1, merged)
+    class_map = logits.gather(2, labels[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(2).unflatten(1, merged)
     for axis in (0, 1):
         factor = math.prod(stage.merge.patch_size[axis] for stage in spec.stages if stage.merge)
-        found = found.index_select(1 + axis, torch.arange(grid[axis], device=found.device) // factor)
-    return found.cpu()
+        class_map = class_map.index_select(1 + axis, torch.arange(grid[axis], device=class_map.device) // factor)
+    return class_map.cpu()

@@ -85,15 +85,15 @@ def series_sections(target: AnalysisTarget, output: OutputFolder) -> list[Sectio
     model = target.model
     if not isinstance(model, SeriesEncoderModel):
         return []
-    rows, found = [], []
+    rows, strongest_periods = [], []
     for filters in time_filters(model):
         periods, power = spectrum(filters)
         share = power / power.sum().clamp(min=torch.finfo(power.dtype).tiny)
         rows += [(filters.name, period.item(), part.item()) for period, part in zip(periods, share)]
         best = strongest(filters)
-        found += [f"{filters.name} {best.steps:.3g} steps ({best.share:.0%})"] if best else []
+        strongest_periods += [f"{filters.name} {best.steps:.3g} steps ({best.share:.0%})"] if best else []
     output.table("periods", ("layer", "period", "share"), rows, "The power of each period, in steps, in the filters.")
-    shown = found if len(found) <= 3 else [found[0], "...", found[-1]]
+    shown = strongest_periods if len(strongest_periods) <= 3 else [strongest_periods[0], "...", strongest_periods[-1]]
     sections = [output.section("periods", f"strongest: {', '.join(shown) or 'none'}")]
     maps = variate_maps(model)
     if maps:

@@ -50,9 +50,9 @@ def sparsity(model: Model) -> list[Sparsity]:
 
     Of a causal matrix only the lower triangle counts.
     """
-    declared = {found.full_name: found for found in token_parameters(model)}
+    declared = {one.full_name: one for one in token_parameters(model)}
     channel = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, ChannelMlpLayer))
-    found = []
+    matrices = []
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             role = declared[name].role if name in declared else None
@@ -60,8 +60,8 @@ def sparsity(model: Model) -> list[Sparsity]:
                 continue
             weight = used_entries(declared[name].layer, parameter.cpu()) if role == "square" else parameter.cpu()
             kind = KINDS.get(role, "channel" if role is None and name.startswith(channel) else "other")
-            found.append(Sparsity(name, kind, *module_path(name), weight.numel(), small_fraction(weight)))
-    return found
+            matrices.append(Sparsity(name, kind, *module_path(name), weight.numel(), small_fraction(weight)))
+    return matrices
 
 
 def used_entries(layer: nn.Module, square: Tensor) -> Tensor:

@@ -127,9 +127,9 @@ def load_target(name: str = BUNDLED, device: str | torch.device = "cpu") -> Anal
         label = name.removeprefix(BUNDLED_PREFIX)
         reads_text = any((path / name).is_file() for name in TOKENIZER_FILES) and model.spec.input_size is None
         tokenizer = load_tokenizer(path) if reads_text else None
-        known = known_preprocessing(path) or default_preprocessing(model.spec)
-        columns = known.columns if isinstance(known, SeriesPreprocessing) else ()
-        images = known if isinstance(known, ImagePreprocessing) else None
+        preprocessing = known_preprocessing(path) or default_preprocessing(model.spec)
+        columns = preprocessing.columns if isinstance(preprocessing, SeriesPreprocessing) else ()
+        images = preprocessing if isinstance(preprocessing, ImagePreprocessing) else None
         return AnalysisTarget(label, model.requires_grad_(False), True, images, tokenizer, columns)
     if path.exists() or (":" not in name and {"/", "\\"} & set(name)):
         raise UserError(f"{name} is not a folder; give a model folder or a name from `allmlp list`")

@@ -50,9 +50,9 @@ class TokenWeights(NamedTuple):
 
 def token_weights(model: Model) -> Iterator[TokenWeights]:
     """The weights with which a model's layers read tokens, from the first layer to the last; attention stores none."""
-    found = [parameter for parameter in token_parameters(model) if parameter.role in KINDS]
-    paths = [parameter.path for parameter in found]
-    for parameter in found:
+    parameters = [parameter for parameter in token_parameters(model) if parameter.role in KINDS]
+    paths = [parameter.path for parameter in parameters]
+    for parameter in parameters:
         kind, weight = KINDS[parameter.role], parameter.weight().detach().cpu()
         name = parameter.path if paths.count(parameter.path) == 1 else parameter.full_name
         if kind == "kernels":

@@ -43,7 +43,7 @@ def as_dict(report: BenchReport) -> dict[str, Any]:
 
 def exponents(report: BenchReport) -> list[dict[str, Any]]:
     """e in time ~ size^e and multiply-adds ~ size^e, for every scaled model and backend."""
-    found = []
+    fits = []
     groups: dict[tuple[str, str, int], list[Measurement]] = {}
     for row in report.rows:
         if row.size is not None and row.calls_s and row.model == row.cell:
@@ -53,8 +53,8 @@ def exponents(report: BenchReport) -> list[dict[str, Any]]:
             sizes = [float(row.size or 0) for row in rows]
             time = exponent(sizes, [quartiles(row.calls_s).median for row in rows])
             macs = exponent(sizes, [row.macs for row in rows])
-            found.append({"model": model, "backend": backend, "batch": batch, "time": time, "macs": macs})
-    return found
+            fits.append({"model": model, "backend": backend, "batch": batch, "time": time, "macs": macs})
+    return fits
 
 
 def is_file(out: Path) -> bool:
@@ -83,15 +83,15 @@ def write_numbers(report: BenchReport, out: Path) -> None:
 def draw(report: BenchReport, folder: Path) -> list[Path]:
     """Draw the figures as PNG and SVG if matplotlib is installed; remove stale ones of an earlier run."""
     try:
-        found = dict(plots.figures(report))
+        charts = dict(plots.figures(report))
     except MissingExtra:
-        found = {}
+        charts = {}
     drawn = []
     for name in plots.NAMES:
         for kind in ("png", "svg"):
             file = folder / f"{name}.{kind}"
-            if name in found:
-                write_atomically(file, partial(save, found[name], kind=kind))
+            if name in charts:
+                write_atomically(file, partial(save, charts[name], kind=kind))
                 drawn.append(file)
             else:
                 file.unlink(missing_ok=True)

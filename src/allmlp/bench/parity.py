@@ -27,12 +27,12 @@ ERROR_FLOOR = {torch.float32: 1e-4}
 """Always allowed: in float32 the order of summation is free."""
 
 
-def error(found: Outputs, reference: Outputs) -> float:
+def error(outputs: Outputs, reference: Outputs) -> float:
     """Largest relative error of a part; infinite if shapes differ or a value is not finite."""
-    if [part.shape for part in found] != [part.shape for part in reference]:
+    if [part.shape for part in outputs] != [part.shape for part in reference]:
         return math.inf
     sizes = torch.stack([part.double().norm() for part in reference])
-    gaps = torch.stack([(a.to(b.device).double() - b.double()).norm() for a, b in zip(found, reference)])
+    gaps = torch.stack([(a.to(b.device).double() - b.double()).norm() for a, b in zip(outputs, reference)])
     worst = (gaps / sizes.clamp(min=1e-30)).max().item()
     return worst if math.isfinite(worst) else math.inf
 

@@ -54,14 +54,14 @@ class TimmPeer(Peer):
 
     def to_native(self, tensors: Named) -> dict[str, Tensor]:
         family, shapes = str(family_of(self.spec)), expected_shapes(self.spec)
-        found = {}
+        native = {}
         for name, (rows, *rest) in shapes.items():
             parts = [
                 TIMM.from_source(family, name, tensors[f"network.{key}"], (part, *rest))
                 for key, part in source_pieces(TIMM, family, name, rows, self.spec).items()
             ]
-            found[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return found
+            native[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return native
 
 
 class HuggingFacePeer(Peer):
@@ -190,10 +190,10 @@ def timm_network(spec: Encoder) -> nn.Module:
 
 def huggingface_peer(model: Model) -> Peer:
     spec = require_encoder(model)
-    found = ConvertedModel(spec, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
+    converted = ConvertedModel(spec, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
     config = HUGGING_FACE.config_files(spec, None)[CONFIG] if family_of(spec) in HUGGING_FACE.SIGNATURES else {}
     with tempfile.TemporaryDirectory() as folder:
-        write_format(Path(folder) / "model", HUGGING_FACE, found)
+        write_format(Path(folder) / "model", HUGGING_FACE, converted)
         define_missing_operators()
         transformers = require("transformers", "baselines")
         transformers.logging.disable_progress_bar()

@@ -223,17 +223,17 @@ def prepare_backends(
 ) -> tuple[dict[str, PreparedBackend], dict[str, BackendResult]]:
     """Backends whose error is within `max_error`, and the measurements of all backends so far."""
     ready: dict[str, PreparedBackend] = {}
-    found: dict[str, BackendResult] = {}
+    results: dict[str, BackendResult] = {}
     for backend in backends:
         log(f" {backend.name},", end="")
         outcome = try_call(lambda backend=backend: prepare_backend(backend, reference, max_error, device))
         if isinstance(outcome, Failure):
-            found[backend.name] = BackendResult(note=outcome.note)
+            results[backend.name] = BackendResult(note=outcome.note)
         else:
-            entry, found[backend.name] = outcome
+            entry, results[backend.name] = outcome
             if entry is not None:
                 ready[backend.name] = entry
-    return ready, found
+    return ready, results
 
 
 def prepare_backend(
@@ -244,10 +244,11 @@ def prepare_backend(
     entry = backend.build()
     for _ in range(WARMUP_CALLS):  # with CUDA graphs, the compared output comes from a replay
         entry.output()
-    found, max_error = error(entry.output(), reference), max_error * backend.tolerance_scale
-    if not found <= max_error:
-        return None, BackendResult(error=found, note=f"rejected: output error {found:.1e}, {max_error:.1e} allowed")
-    return entry, BackendResult(memory.peak(entry.call), found)
+    output_error, max_error = error(entry.output(), reference), max_error * backend.tolerance_scale
+    if not output_error <= max_error:
+        note = f"rejected: output error {output_error:.1e}, {max_error:.1e} allowed"
+        return None, BackendResult(error=output_error, note=note)
+    return entry, BackendResult(memory.peak(entry.call), output_error)
 
 
 # --- the whole run ---------------------------------------------------------------------------------------
@@ -262,11 +263,11 @@ def bench(
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("torch sees no cuda device here: use --device cpu, or install a CUDA build of torch")
-    wanted = [parse_backend(name) for name in options.backends]  # fails before anything is measured
+    requested = [parse_backend(name) for name in options.backends]  # fails before anything is measured
     if options.train:
-        for _, mode in wanted:
+        for _, mode in requested:
             lookup(mode, training.MODES, "training mode")
-    packages = [package for package in PACKAGES if not wanted or package in dict(wanted)]
+    packages = [package for package in PACKAGES if not requested or package in dict(requested)]
     names = labels([*options.models, *options.against])
     specs = {
         names[name]: configure(spec_of(name), img_size=options.img_size, seq_len=options.seq_len) for name in names
@@ -357,9 +358,11 @@ def check_parity(one: PeerGroup, inputs: tuple[torch.Tensor, ...], options: Benc
     reference = exact(one, next(iter(one.models)), inputs)
     apart = {package: error(exact(one, package, inputs), reference) for package in list(one.models)[1:]}
     other = {
-        package: BackendResult(error=found, note=f"rejected: not the same model, error {found:.1e} in float64")
-        for package, found in apart.items()
-        if not found <= SAME_MODEL_ERROR
+        package: BackendResult(
+            error=difference, note=f"rejected: not the same model, error {difference:.1e} in float64"
+        )
+        for package, difference in apart.items()
+        if not difference <= SAME_MODEL_ERROR
     }
     same = [package for package in one.models if package not in other]
     eager = [error(build(one, f"{package} eager", inputs, precision).build().output(), reference) for package in same]
@@ -389,9 +392,11 @@ def with_timing(
     )
 
 
-def milliseconds(field: str, found: Quartiles | None) -> dict[str, Any]:
+def milliseconds(field: str, quartiles: Quartiles | None) -> dict[str, Any]:
     """The fields of a `Measurement` for a median with its quartiles, in seconds."""
-    return {} if found is None else {f"{field}{end}": 1e3 * time for end, time in zip(("", "_low", "_high"), found)}
+    if quartiles is None:
+        return {}
+    return {f"{field}{end}": 1e3 * time for end, time in zip(("", "_low", "_high"), quartiles)}
 
 
 def ratios(row: Measurement, rows: Sequence[Measurement]) -> Iterator[Ratio]:

@@ -30,12 +30,12 @@ def scaled_models(spec: ModelSpec, what: ScalingAxis) -> list[ScaledModel]:
     if not isinstance(spec, Encoder) or spec.stages:
         kind = type(spec).__name__ if not isinstance(spec, Encoder) else f"pyramid of {len(spec.all_stages)} stages"
         raise UserError(f"--scale needs a model with a single stack of blocks, not a {kind}")
-    found = {}
+    by_size = {}
     for factor in FACTORS[what]:
         scaled = SCALE[what](spec, factor)
         size = {"tokens": scaled.stem.tokens, "width": scaled.width, "depth": scaled.depth}[what]
-        found[size] = ScaledModel(size, scaled)
-    return list(found.values())
+        by_size[size] = ScaledModel(size, scaled)
+    return list(by_size.values())
 
 
 def tokens(spec: Encoder, factor: float) -> Encoder:

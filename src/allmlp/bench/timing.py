@@ -68,12 +68,12 @@ class Failure(NamedTuple):
 
 def time_interleaved(calls: Mapping[str, Call], clock: Clock, seconds: float) -> dict[str, Timing | Failure]:
     """Time every call for about `seconds` in interleaved rounds. A call that fails is dropped; the others go on."""
-    found: dict[str, Timing | Failure] = {}
+    failures: dict[str, Timing | Failure] = {}
     single: dict[str, float] = {}
     for name, call in calls.items():
         taken = try_call(lambda call=call: warm_up(call, clock))
         if isinstance(taken, Failure):
-            found[name] = taken
+            failures[name] = taken
         else:
             single[name] = taken
     shortest = max(clock.min_seconds, *single.values(), 1e-9)
@@ -83,13 +83,13 @@ def time_interleaved(calls: Mapping[str, Call], clock: Clock, seconds: float) ->
     timings = {name: Timing((), ()) for name in counts}
     with gc_disabled():
         for number in range(rounds):
-            for name in shuffled([name for name in counts if name not in found], number):
+            for name in shuffled([name for name in counts if name not in failures], number):
                 timed = try_call(lambda name=name: one_round(calls[name], clock, counts[name]))
                 if isinstance(timed, Failure):
-                    found[name] = timed
+                    failures[name] = timed
                 else:
                     timings[name] = Timing(*(before + new for before, new in zip(timings[name], timed)))
-    return {name: found.get(name) or timings[name] for name in calls}
+    return {name: failures.get(name) or timings[name] for name in calls}
 
 
 def shuffled(names: list[str], seed: int) -> list[str]:
@@ -110,7 +110,7 @@ def one_round(call: Call, clock: Clock, count: int) -> Timing:
         return Timing((row,), (row,))
     singles = range(max(1, min(MAX_SINGLE, count // 10)))
     latency = statistics.median(clock.latency(call) for _ in singles)
-    device_times = [found for _ in singles if (found := clock.device_time(call, latency)) is not None]
+    device_times = [device_time for _ in singles if (device_time := clock.device_time(call, latency)) is not None]
     return Timing((latency,), (row,), (statistics.median(device_times),) if device_times else ())
 
 

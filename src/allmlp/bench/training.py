@@ -86,10 +86,10 @@ def examples(peer_group: PeerGroup, batch: int) -> tuple[Tensor, ...]:
     options: dict[str, Any] = {"generator": generator, "device": model.device}
     if peer_group.spec.input_size is not None:
         images = torch.randint(256, (batch, *given.shape[1:]), dtype=torch.uint8, **options)
-        found: Any = LabeledImages(images, torch.randint(num_outputs(peer_group), (batch,), **options))
+        batch_examples: Any = LabeledImages(images, torch.randint(num_outputs(peer_group), (batch,), **options))
     else:
-        found = (torch.randint(SPECIAL, num_outputs(peer_group), (batch, given.shape[1]), **options),)
-    return task.prepare_batch(Batch(0, 0.0, torch.arange(batch), found), StepContext(0.0, generator))
+        batch_examples = (torch.randint(SPECIAL, num_outputs(peer_group), (batch, given.shape[1]), **options),)
+    return task.prepare_batch(Batch(0, 0.0, torch.arange(batch), batch_examples), StepContext(0.0, generator))
 
 
 def training(peer_group: PeerGroup, name: str, inputs: tuple[Tensor, ...], precision: torch.dtype) -> Backend:
@@ -142,6 +142,6 @@ def exact(peer_group: PeerGroup, package: str, inputs: tuple[Tensor, ...]) -> Ou
 
 def gradients(model: Model) -> Outputs:
     """All gradients as one vector, ordered by our names: those of some biases alone are nothing but rounding."""
-    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    found = model.to_native(found) if isinstance(model, Peer) else found
-    return [torch.cat([found[name].detach().flatten().float() for name in sorted(found)])]
+    by_name = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    by_name = model.to_native(by_name) if isinstance(model, Peer) else by_name
+    return [torch.cat([by_name[name].detach().flatten().float() for name in sorted(by_name)])]

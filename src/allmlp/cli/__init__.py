@@ -105,19 +105,19 @@ def explain(error: Any) -> str:
         message = error.format_message()
         missing = hasattr(error, "param_type")  # click's MissingParameter, or that of typer's own click
         return f"{message.rstrip('.')}; for examples: {error.ctx.command_path} --help" if missing else message
-    message, known = f"No such option: {option}", [name for param in error.cmd.params for name in param.opts]
+    message, options = f"No such option: {option}", [name for param in error.cmd.params for name in param.opts]
     usage = " ".join(error.ctx.get_usage().split()[1:])
     arguments = re.findall("[A-Z]+", usage)
     if option.lstrip("-").upper() in arguments or (option == "--out" and {"TARGET", "FILE"} & {*arguments}):
         return f"{message}; it is an argument: {usage}"
     if option in ("--debug", "--import"):
         return f"{message}; it comes before the command: allmlp {option} ..."
-    if close := difflib.get_close_matches(option, known, cutoff=0.75):
+    if close := difflib.get_close_matches(option, options, cutoff=0.75):
         return f"{message}; did you mean {' or '.join(close)}?"
     others = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
     having = [f"allmlp {name}" for name, command in others if any(option in param.opts for param in command.params)]
     name = option.lstrip("-").replace("-", "_")
-    if "--set" in known and (not having or is_field(name)):
+    if "--set" in options and (not having or is_field(name)):
         return f"{message}; did you mean --set {SYNONYMS.get(name, (name,))[-1]}=VALUE?"
     return f"{message}; {listed(having)} {'has' if len(having) == 1 else 'have'} it" if having else message
 

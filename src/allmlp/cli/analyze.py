@@ -134,5 +134,6 @@ def short_list(files: tuple[str, ...]) -> str:
         stem, _, suffix = file.rpartition(".")
         stems.setdefault(stem, []).append(suffix)
     return "  ".join(
-        f"{stem}.{{{','.join(found)}}}" if len(found) > 1 else f"{stem}.{found[0]}" for stem, found in stems.items()
+        f"{stem}.{{{','.join(suffixes)}}}" if len(suffixes) > 1 else f"{stem}.{suffixes[0]}"
+        for stem, suffixes in stems.items()
     )

@@ -95,8 +95,8 @@ def nearest_command(name: str, commands: Iterable[str]) -> str:
         data = path.is_dir() or path.suffix in (".csv", ".tsv", ".jsonl", ".parquet")
         verb = "report" if (path / "run.json").is_file() else "train" if data else "predict"
         return f"{verb} {shlex.quote(name)}"
-    found = difflib.get_close_matches(name, complete_name(""), n=1)
-    return f"show {found[0]}" if found else ""
+    names = difflib.get_close_matches(name, complete_name(""), n=1)
+    return f"show {names[0]}" if names else ""
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -154,8 +154,8 @@ def argument_name(param: Any) -> str:
     return param.metavar or param.name.upper()
 
 
-def value_name(found: re.Match[str]) -> str:
-    return {"str": "TEXT", "directory": "FOLDER"}.get(found[1], found[1].upper())
+def value_name(match: re.Match[str]) -> str:
+    return {"str": "TEXT", "directory": "FOLDER"}.get(match[1], match[1].upper())
 
 
 class Application(typer.Typer):
@@ -238,8 +238,8 @@ def wrap_text(text: str, columns: int) -> list[str]:
     for paragraph in text.split("\n\n"):
         lines += [""] if lines else []
         for kept, group in itertools.groupby(paragraph.splitlines(), is_command):
-            found = list(group)
-            lines += found if kept else textwrap.wrap(" ".join(found), columns)
+            texts = list(group)
+            lines += texts if kept else textwrap.wrap(" ".join(texts), columns)
     return lines
 
 
@@ -334,22 +334,22 @@ def next_prediction(folder: Path) -> None:
     from allmlp.data.preprocessing import TextPreprocessing, known_preprocessing
     from allmlp.weights.folder import read_spec
 
-    known, spec = known_preprocessing(folder), read_spec(folder)
+    preprocessing, spec = known_preprocessing(folder), read_spec(folder)
     block = getattr(spec, "block", None)
-    if known is None:
+    if preprocessing is None:
         next_command("show", folder)
     elif not spec.has_head:
         next_command("train", "DATA", "--model", folder)
-    elif not isinstance(known, TextPreprocessing):
+    elif not isinstance(preprocessing, TextPreprocessing):
         next_command("predict", folder, "IMAGE")
-    elif known.task == "span":
+    elif preprocessing.task == "span":
         next_command("predict", folder, "QUESTION", "--context", "TEXT")
-    elif known.task == "text" and block is not None and block.causal:
+    elif preprocessing.task == "text" and block is not None and block.causal:
         next_command("generate", folder, "--prompt", "TEXT")
-    elif known.task == "text":
+    elif preprocessing.task == "text":
         next_command("predict", folder, "TEXT WITH [MASK]")
     else:
-        next_command("predict", folder, "TEXT", *(["--context", "TEXT"] if len(known.text_columns) > 1 else []))
+        next_command("predict", folder, "TEXT", *(["--context", "TEXT"] if len(preprocessing.text_columns) > 1 else []))
 
 
 def print_results(results: dict[str, dict[str, float]]) -> None:

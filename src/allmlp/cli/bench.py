@@ -123,17 +123,17 @@ def bench(
 
 def read_batches(text: str) -> tuple[int, ...]:
     """1,8,256 as it is; 1-1024 as 1, 2, 4 .. 1024."""
-    found: list[int] = []
+    sizes: list[int] = []
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         if not first.isdigit() or int(first) < 1 or (dash and not (last.isdigit() and int(first) <= int(last))):
             raise UserError(f"--batch-size takes sizes such as 1,8,256 or 1-1024, not {text!r}")
         size = int(first)
-        found.append(size)
+        sizes.append(size)
         while dash and 2 * size <= int(last):
             size *= 2
-            found.append(size)
-    return tuple(dict.fromkeys(found))
+            sizes.append(size)
+    return tuple(dict.fromkeys(sizes))
 
 
 def print_report(report: BenchReport) -> None:
@@ -200,8 +200,8 @@ def over_timm(row: Measurement, rows: list[Measurement]) -> str:
     from allmlp.bench.outputs import headline
 
     if row.package == "timm":
-        found = [headline(one) for one in rows if (one.model, one.batch, one.size) == (row.model, row.batch, row.size)]
-        return "best" if any(one and one.backend == row.backend for one in found) else ""
+        ratios = [headline(one) for one in rows if (one.model, one.batch, one.size) == (row.model, row.batch, row.size)]
+        return "best" if any(one and one.backend == row.backend for one in ratios) else ""
     ratio = headline(row)
     return "-" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
@@ -212,13 +212,13 @@ def comparisons(row: Measurement) -> list[str]:
 
     if row.model != row.cell or row.backend not in ("ours fast", "ours fp8", "ours cuda-graph"):
         return []
-    found = []
+    texts = []
     for ratio in row.ratios:
         if ratio != headline(row):
             peer = ratio.backend if ratio.model == row.model else f"{ratio.model} {ratio.backend}"
             by = "" if ratio.by == "rate" else f" by {'latency' if ratio.by == 'latency' else 'device time'}"
-            found.append(f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f}) times as fast as {peer}{by}")
-    return found
+            texts.append(f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f}) times as fast as {peer}{by}")
+    return texts
 
 
 def short(value: float) -> str:

@@ -108,61 +108,63 @@ def eval_command(
                 raise UserError(
                     "--real needs the folder of the validation images, and no --classes, --knn, --metric or --set"
                 )
-            found = evaluate_real_labels(model, data, str(real), **options)
+            evaluation = evaluate_real_labels(model, data, str(real), **options)
         else:
             options |= {"metrics": import_metrics(metric or []), "overrides": assignments(settings or [])}
-            found = evaluate_model(model, data, classes=str(classes) if classes else None, knn=knn, **options)
+            evaluation = evaluate_model(model, data, classes=str(classes) if classes else None, knn=knn, **options)
     if not is_main_process():
         return
     if as_json:
-        print_json(found.to_json())
+        print_json(evaluation.to_json())
         return
-    print_evaluation(found, per_class)
-    if found.class_results and not per_class:
+    print_evaluation(evaluation, per_class)
+    if evaluation.class_results and not per_class:
         given = (word for setting in settings or [] for word in ("--set", setting))
         next_command("eval", model, *([data] if data else []), *given, "--per-class")
 
 
-def print_evaluation(found: Evaluation, per_class: bool) -> None:
+def print_evaluation(evaluation: Evaluation, per_class: bool) -> None:
     from allmlp.accuracy import format_accuracy
     from allmlp.backtest import as_table
     from allmlp.log import format_value
 
-    for file in found.skipped[:MAX_SKIPPED]:
+    for file in evaluation.skipped[:MAX_SKIPPED]:
         say(f"skipped {file}")
-    if len(found.skipped) > MAX_SKIPPED:
-        say(f"skipped {len(found.skipped):,} files that cannot be read in all")
-    for note in found.notes:
+    if len(evaluation.skipped) > MAX_SKIPPED:
+        say(f"skipped {len(evaluation.skipped):,} files that cannot be read in all")
+    for note in evaluation.notes:
         say(f"note: {note}")
-    noun = "forecast" if found.origins else "example"
-    print(printable(f"{found.model} on {found.data}: {plural(found.examples, noun)}"))
-    if found.left_out:
-        are = plural(found.left_out, "example is", "examples are")
+    noun = "forecast" if evaluation.origins else "example"
+    print(printable(f"{evaluation.model} on {evaluation.data}: {plural(evaluation.examples, noun)}"))
+    if evaluation.left_out:
+        are = plural(evaluation.left_out, "example is", "examples are")
         print(f"{are} left out, of classes without a counterpart")
-    values = {name: format_value(name, value) for name, value in found.metrics.items()}
+    values = {name: format_value(name, value) for name, value in evaluation.metrics.items()}
     if "accuracy_low" in values:
-        values["accuracy"] = format_accuracy(round(found.metrics["accuracy"] * found.examples), found.examples)
+        values["accuracy"] = format_accuracy(
+            round(evaluation.metrics["accuracy"] * evaluation.examples), evaluation.examples
+        )
         del values["accuracy_low"], values["accuracy_high"]
-    if found.class_results:
-        values["calibration_error"] = f"{found.metrics['calibration_error']:.2%}"
+    if evaluation.class_results:
+        values["calibration_error"] = f"{evaluation.metrics['calibration_error']:.2%}"
     names = {"top5_accuracy": "top-5 accuracy", "calibration_error": "calibration error", "majority": "largest class"}
     width = max(len(names.get(name, name)) for name in values)
     for name, value in values.items():
         print(f"  {names.get(name, name):<{width}}  {value}")
-    if found.origins:
-        print(f"by their origin:\n{as_table(found.origins)}")
-    if found.confusions:
+    if evaluation.origins:
+        print(f"by their origin:\n{as_table(evaluation.origins)}")
+    if evaluation.confusions:
         print("most confused")
-        for row in found.confusions:
+        for row in evaluation.confusions:
             share = f"{row.count:,} of {row.examples:,} ({row.count / row.examples:.1%})"
             print(printable(f"  {row.name} as {row.predicted}: {share}"))
     if per_class:
-        print_classes(found)
+        print_classes(evaluation)
 
 
-def print_classes(found: Evaluation) -> None:
+def print_classes(evaluation: Evaluation) -> None:
     table = plain_table(("class",), ("examples", "accuracy", "precision"))
-    for one in found.class_results:
-        precision = f"{one.correct / one.predicted:.1%}" if one.predicted else "-"
-        table.add_row(cell(one.name), f"{one.examples:,}", f"{one.correct / one.examples:.1%}", precision)
+    for row in evaluation.class_results:
+        precision = f"{row.correct / row.predicted:.1%}" if row.predicted else "-"
+        table.add_row(cell(row.name), f"{row.examples:,}", f"{row.correct / row.examples:.1%}", precision)
     console().print(table)

@@ -86,7 +86,7 @@ class PredictionJob:
         from allmlp.prediction.inputs import Inputs
         from allmlp.prediction.predictor import model_inputs, open_predictor
 
-        wanted = torch_dtype(dtype)
+        precision = torch_dtype(dtype)
         self.arguments, self.out, self.part_size = [*arguments], out, part_size or PART_SIZE
         self.process = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self.rank, self.processes = self.process
@@ -105,7 +105,7 @@ class PredictionJob:
             first = list(islice(items, many))
             fast, items = 0 < many == len(first), chain(first, items)
         self.items: Iterator[Item] = items
-        self.predictor = open_predictor(self.model, device=device, dtype=wanted, fast=fast)
+        self.predictor = open_predictor(self.model, device=device, dtype=precision, fast=fast)
         self.done = self.failed = self.earlier = 0
         self.error = ""
         self.progress: Any = None
@@ -155,10 +155,10 @@ class PredictionJob:
         """The one input that `text` names."""
         from allmlp.prediction.inputs import Inputs
 
-        found = list(islice(Inputs([text], *self.options), 2))
-        if len(found) > 1:
+        items = list(islice(Inputs([text], *self.options), 2))
+        if len(items) > 1:
             raise UserError(f"{text} has several {self.inputs.reads}: name one")
-        return found[0]
+        return items[0]
 
     def write_parts(
         self,
@@ -175,9 +175,11 @@ class PredictionJob:
 
         command, *options = settings
         precision = [str(self.predictor.dtype), self.predictor.fast]
-        found = {"command": command, "model": model_checksum(self.model), "precision": precision}
-        found = json.loads(json.dumps({**found, "options": [*options, self.part_size]}))
-        PartWriter(Path(self.out or ""), self.part_size, found, *self.process).write(self.items, columns, answer, skip)
+        all_settings = {"command": command, "model": model_checksum(self.model), "precision": precision}
+        all_settings = json.loads(json.dumps({**all_settings, "options": [*options, self.part_size]}))
+        PartWriter(Path(self.out or ""), self.part_size, all_settings, *self.process).write(
+            self.items, columns, answer, skip
+        )
 
     def finish(self, counts: Counter[str] | None = None) -> None:
         """Print a summary with the count of each label; exit with 1 if inputs could not be used."""

@@ -60,14 +60,14 @@ def list_command(
 def select(names: list[str], pattern: str, noun: str) -> list[str]:
     from allmlp.models.catalog import matching
 
-    found = matching(names, pattern)
-    if not found:
+    selected = matching(names, pattern)
+    if not selected:
         others = ("recipes", "studies", "weights") if noun == "model" else ()
         hint = did_you_mean(pattern, [*others, *names])
         if others and not hint:
-            hint = " (`allmlp list recipes`, `list studies` and `list weights` show what is no model)"
+            hint = " (recipes, studies and weights: `allmlp list recipes`, `list studies`, `list weights`)"
         raise UserError(f"no {noun} {'match' if noun == 'weights' else 'matches'} {pattern!r}{hint}")
-    return found
+    return selected
 
 
 def list_models(pattern: str, as_json: bool) -> None:
@@ -118,17 +118,19 @@ def list_weights(pattern: str, as_json: bool) -> None:
 
     bundled = {row.name: row for row in bundled_weights()}
     names = select([*bundled, *published_weights()], pattern, "weights")
-    own = [bundled[name] for name in names if name in bundled]
+    bundled_rows = [bundled[name] for name in names if name in bundled]
     rows = [published_weights()[name] for name in names if name not in bundled]
     if as_json:
         published = [row._asdict() | {"normalization": row.normalization._asdict()} for row in rows]
-        print(json.dumps([*(row._asdict() for row in own), *published], indent=2))
+        print(json.dumps([*(row._asdict() for row in bundled_rows), *published], indent=2))
         return
-    if own:
-        texts = {row.name: f"{row.description}, {row.result}; bundled, {row.size / 2**20:.1f} MiB" for row in own}
+    if bundled_rows:
+        texts = {
+            row.name: f"{row.description}, {row.result}; bundled, {row.size / 2**20:.1f} MiB" for row in bundled_rows
+        }
         print_described(texts, width())
     if not rows:
-        next_command("predict", own[0].name, "INPUT")
+        next_command("predict", bundled_rows[0].name, "INPUT")
         return
     view = plain_table(("weights", "description", "normalize"), ("top-1",), overflow="fold")
     view.add_column("license", overflow="fold")

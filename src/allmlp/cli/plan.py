@@ -121,7 +121,7 @@ def plan(
         return
     if calibrate or device:
         raise UserError("--calibrate and --device need --check")
-    found = estimate(
+    result = estimate(
         job(
             target,
             samples,
@@ -144,9 +144,9 @@ def plan(
         seed or 0,
     )
     if as_json:
-        print_json(found.as_json(), indent=2)
+        print_json(result.as_json(), indent=2)
     else:
-        print_estimate(found)
+        print_estimate(result)
         next_command("show", target)
 
 
@@ -175,36 +175,38 @@ def predict_loss(folders: list[str], by: str, at: float | None, seed: int, as_js
 
     quantity = lookup(by, QUANTITIES, "quantity")
     named = [Path(folder) for folder in folders]
-    found = scaling([run for folder in named for run in runs_in(folder) or [folder]], quantity, at, seed)
+    result = scaling([run for folder in named for run in runs_in(folder) or [folder]], quantity, at, seed)
     if as_json:
-        print_json(found.as_json(), indent=2)
+        print_json(result.as_json(), indent=2)
     else:
-        print_scaling(found)
+        print_scaling(result)
 
 
-def print_scaling(found: Scaling) -> None:
-    table = plain_table(("run",), (found.by, "loss", "fitted", "from smaller runs"))
-    for point in found.points:
-        x, error = getattr(point, found.by), found.held_out.get(point.name)
+def print_scaling(result: Scaling) -> None:
+    table = plain_table(("run",), (result.by, "loss", "fitted", "from smaller runs"))
+    for point in result.points:
+        x, error = getattr(point, result.by), result.held_out.get(point.name)
         table.add_row(
             cell(point.name),
             f"{x:.3g}",
             f"{point.loss:.4f}",
-            f"{found.law(x) / point.loss - 1:+.2%}",
+            f"{result.law(x) / point.loss - 1:+.2%}",
             "" if error is None else f"{error:+.2%}",
         )
     console().print(table)
-    law, (low, high) = found.law, found.alpha_range
-    print(f"L = {law.floor:.4g} + {law.scale:.4g} ({found.by} / {law.unit:.3g})^-{law.alpha:.3g}")
-    print(f"95 % intervals: E {found.floor_range[0]:.4g} to {found.floor_range[1]:.4g}, alpha {low:.3g} to {high:.3g}")
-    if found.held_out_error is not None:
-        count = len(found.held_out)
-        print(f"held out: {plural(count, 'run')} predicted from smaller ones, off by {found.held_out_error:.2%}")
+    law, (low, high) = result.law, result.alpha_range
+    print(f"L = {law.floor:.4g} + {law.scale:.4g} ({result.by} / {law.unit:.3g})^-{law.alpha:.3g}")
+    print(
+        f"95 % intervals: E {result.floor_range[0]:.4g} to {result.floor_range[1]:.4g}, alpha {low:.3g} to {high:.3g}"
+    )
+    if result.held_out_error is not None:
+        count = len(result.held_out)
+        print(f"held out: {plural(count, 'run')} predicted from smaller ones, off by {result.held_out_error:.2%}")
     else:
         print("held out: no run has enough smaller ones to be predicted from")
-    ahead = found.next
+    ahead = result.next
     print(
-        f"at {ahead.x:.3g} {found.by}: loss {ahead.loss:.4f}, {ahead.low:.4f} to {ahead.high:.4f} with 95 % confidence"
+        f"at {ahead.x:.3g} {result.by}: loss {ahead.loss:.4f}, {ahead.low:.4f} to {ahead.high:.4f} with 95 % confidence"
     )
 
 
@@ -233,8 +235,8 @@ def run_check(
     if place.type not in ("cpu", "cuda"):
         raise UserError(f"--check measures memory on a CPU or a CUDA GPU, not on {place.type}: use --device cpu")
     if mfu is not None and (calibrate is not None or place.type == "cpu"):
-        reason = "--calibrate measures a speed" if calibrate is not None else "the peak of a CPU is unknown"
-        refuse(f"{reason}, which --mfu is no part of", {"--mfu": mfu})
+        reason = "--calibrate measures the speed" if calibrate is not None else "the peak speed of a CPU is unknown"
+        refuse(reason, {"--mfu": mfu})
     sizes = {"samples": 1, "epochs": 1, "gpus": 1, "batch_size": batch_size, "grad_accum_steps": 1}
     here = job(target, **sizes, optim=optim, mfu=mfu)
     other, flops, basis = None, None, "no speed to predict the time from; --calibrate MODEL measures one"
@@ -247,9 +249,9 @@ def run_check(
     half = here.precision == "bfloat16"
     rows = check(here.model, batch_size, here.optim, place, 5, grad_checkpointing, flops, other, compiled, half)
     if as_json:
-        found: dict[str, Any] = {"model": target, "batch_size": batch_size, "device": str(place), "basis": basis}
-        found["rows"] = {row.quantity: row._asdict() | {"error": row.error} for row in rows}
-        print_json(found, indent=2)
+        report: dict[str, Any] = {"model": target, "batch_size": batch_size, "device": str(place), "basis": basis}
+        report["rows"] = {row.quantity: row._asdict() | {"error": row.error} for row in rows}
+        print_json(report, indent=2)
         return
     print(f"{target}, batch size {batch_size}, one step on {place}; {basis}")
     print_comparisons(rows)
@@ -275,12 +277,12 @@ MEMORY = {
 }
 
 
-def print_estimate(found: Estimate) -> None:
+def print_estimate(result: Estimate) -> None:
     from rich.text import Text
 
     from allmlp.plan.estimate import USABLE
 
-    job, screen = found.job, console()
+    job, screen = result.job, console()
 
     def heading(text: str) -> None:
         screen.print(Text(f"\n{text}", style="bold"))
@@ -293,15 +295,15 @@ def print_estimate(found: Estimate) -> None:
         f"({job.local_batch_size:,} per GPU)"
     )
     heading(f"Memory per GPU in GB ({USABLE * job.card.memory / GIGABYTE:.0f} usable; ckpt: gradient checkpointing)")
-    screen.print(memory_table(found))
-    if not all(each.fits for each in found.strategies):
+    screen.print(memory_table(result))
+    if not all(each.fits for each in result.strategies):
         print("(!) does not fit")
     for section, lines in {
-        f"Time with {found.chosen.name}": time_lines(found),
-        "Failures at the rate of Llama 3": failure_lines(found),
+        f"Time with {result.chosen.name}": time_lines(result),
+        "Failures at the rate of Llama 3": failure_lines(result),
         "Total": {
-            "hours": f"{found.expected_seconds / 3600:,.1f} ({found.ideal_seconds / 3600:,.1f} without failures)",
-            "GPU-days": f"{found.gpu_days:,.1f}",
+            "hours": f"{result.expected_seconds / 3600:,.1f} ({result.ideal_seconds / 3600:,.1f} without failures)",
+            "GPU-days": f"{result.gpu_days:,.1f}",
         },
     }.items():
         heading(section)
@@ -309,57 +311,57 @@ def print_estimate(found: Estimate) -> None:
             print(*wrap(text, screen.width, initial_indent=f"{label:<13}", subsequent_indent=" " * 13), sep="\n")
 
 
-def memory_table(found: Estimate) -> Table:
-    table = plain_table(("",), (each.name for each in found.strategies))
+def memory_table(result: Estimate) -> Table:
+    table = plain_table(("",), (each.name for each in result.strategies))
     for label, name in MEMORY.items():
-        sizes = [getattr(each.memory, name) for each in found.strategies]
+        sizes = [getattr(each.memory, name) for each in result.strategies]
         if any(sizes):
             table.add_row(label, *(f"{size / GIGABYTE:.3f}" for size in sizes))
-    peaks = (f"{each.memory.peak / GIGABYTE:.3f}{'' if each.fits else ' (!)'}" for each in found.strategies)
+    peaks = (f"{each.memory.peak / GIGABYTE:.3f}{'' if each.fits else ' (!)'}" for each in result.strategies)
     table.add_row("peak of a step", *peaks)
-    table.add_row("step time, ms", *(f"{1e3 * each.step.seconds:,.1f}" for each in found.strategies))
+    table.add_row("step time, ms", *(f"{1e3 * each.step.seconds:,.1f}" for each in result.strategies))
     return table
 
 
-def time_lines(found: Estimate) -> dict[str, str]:
-    job, step = found.job, found.chosen.step
+def time_lines(result: Estimate) -> dict[str, str]:
+    job, step = result.job, result.chosen.step
     return {
         "compute": (
-            f"{step.flops / 1e15:,.2f} PFLOP per step, {1e3 * step.compute:,.1f} ms at {found.mfu:.1%} MFU of "
-            f"{job.card.peak / 1e12:,.0f} TFLOP/s per GPU (MFU: {found.mfu_from})"
+            f"{step.flops / 1e15:,.2f} PFLOP per step, {1e3 * step.compute:,.1f} ms at {result.mfu:.1%} MFU of "
+            f"{job.card.peak / 1e12:,.0f} TFLOP/s per GPU (MFU: {result.mfu_from})"
         ),
         "network": (
             f"{step.bytes_sent / 1e9:,.2f} GB per GPU and step, {1e3 * step.communication:,.1f} ms, of which "
             f"{1e3 * step.exposed:,.1f} ms are not overlapped; {step.hiding_bandwidth / 1e9:,.1f} GB/s per GPU would "
             "hide all of it"
         ),
-        "step": f"{1e3 * step.seconds:,.1f} ms, {found.throughput:,.0f} samples/s; {plural(job.steps, 'step')}",
+        "step": f"{1e3 * step.seconds:,.1f} ms, {result.throughput:,.0f} samples/s; {plural(job.steps, 'step')}",
         "data": (
-            f"{found.sample_bytes:,.0f} bytes per sample: {found.read_bandwidth / 1e9:,.2f} GB/s from the object "
-            f"store, {found.read_bandwidth / found.nodes / 1e6:,.1f} MB/s per node ({plural(found.nodes, 'node')}); "
-            f"{found.host_memory / 1e9:,.1f} GB of host memory per process for the sampler and the index"
+            f"{result.sample_bytes:,.0f} bytes per sample: {result.read_bandwidth / 1e9:,.2f} GB/s from the object "
+            f"store, {result.read_bandwidth / result.nodes / 1e6:,.1f} MB/s per node ({plural(result.nodes, 'node')}); "
+            f"{result.host_memory / 1e9:,.1f} GB of host memory per process for the sampler and the index"
         ),
     }
 
 
-def failure_lines(found: Estimate) -> dict[str, str]:
+def failure_lines(result: Estimate) -> dict[str, str]:
     from allmlp.plan.failures import young
 
-    failures, simulation = found.failures, found.simulation
+    failures, simulation = result.failures, result.simulation
     writing = f"{failures.checkpoint:,.1f} s to write"
     if failures.background:
         writing = f"{failures.checkpoint:,.2f} s to copy, {failures.background:,.1f} s to write in the background"
     return {
         "MTBF": (
-            f"{failures.mtbf / 3600:,.1f} h on {found.job.gpus:,} GPUs; a restart takes {failures.restart / 60:g} min"
+            f"{failures.mtbf / 3600:,.1f} h on {result.job.gpus:,} GPUs; a restart takes {failures.restart / 60:g} min"
         ),
         "checkpoint": (
-            f"{found.checkpoint_bytes / 1e9:,.2f} GB, {writing}; best interval "
-            f"{found.interval / 60:,.1f} min (Daly; Young: {young(failures) / 60:,.1f}), save_every={found.save_every}"
+            f"{result.checkpoint_bytes / 1e9:,.2f} GB, {writing}; best interval {result.interval / 60:,.1f} min "
+            f"(Daly; Young: {young(failures) / 60:,.1f}), save_every={result.save_every}"
         ),
         "goodput": (
-            f"{found.goodput:.2%}; simulated {found.ideal_seconds / simulation.seconds:.2%} "
-            f"+- {found.ideal_seconds * simulation.error / simulation.seconds**2:.2%} with "
+            f"{result.goodput:.2%}; simulated {result.ideal_seconds / simulation.seconds:.2%} "
+            f"+- {result.ideal_seconds * simulation.error / simulation.seconds**2:.2%} with "
             f"{simulation.failures:,.1f} failures per run"
         ),
     }

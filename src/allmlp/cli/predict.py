@@ -137,10 +137,11 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
         raise UserError(f"name the table to forecast: allmlp predict {model} TABLE.csv --out forecast.csv")
     forecaster = Forecaster(model, device)
     forecasts = forecaster.forecast(*tables)
-    known = forecaster.known
+    preprocessing = forecaster.preprocessing
     if out is not None:
         shown = write_forecasts(forecasts, forecaster, Path(out))
-        print(f"wrote {out}: {plural(forecaster.horizon, 'step')} of {known.frequency} after the last of each series")
+        steps = f"{plural(forecaster.horizon, 'step')} of {preprocessing.frequency}"
+        print(f"wrote {out}: {steps} after the last of each series")
         draw_forecasts(shown, forecaster, Path(out).with_suffix(".png"))
         print(f"wrote {Path(out).with_suffix('.png')}")
         next_command("serve", model)
@@ -150,21 +151,21 @@ def forecast(inputs: list[str], out: str | None, as_json: bool, device: str | No
         return
     for one in forecasts:
         for stamp, values in zip(one.stamps, one.values):
-            numbers = "  ".join(f"{name} {value:.7g}" for name, value in zip(known.columns, values))
+            numbers = "  ".join(f"{name} {value:.7g}" for name, value in zip(preprocessing.columns, values))
             print(printable("  ".join(filter(None, (one.id, stamp, numbers)))))
 
 
 def objects_of(forecasts: Iterable[SeriesForecast], forecaster: Forecaster) -> Iterator[dict[str, Any]]:
-    known = forecaster.known
+    preprocessing = forecaster.preprocessing
     for one in forecasts:
-        found: dict[str, Any] = {"id": one.id, "times": one.stamps}
-        found["values"] = dict(zip(known.columns, one.values.T.tolist()))
+        values: dict[str, Any] = {"id": one.id, "times": one.stamps}
+        values["values"] = dict(zip(preprocessing.columns, one.values.T.tolist()))
         if one.quantiles is not None:
-            found["quantiles"] = {
-                f"{level:g}": dict(zip(known.columns, one.quantiles[..., place].T.tolist()))
+            values["quantiles"] = {
+                f"{level:g}": dict(zip(preprocessing.columns, one.quantiles[..., place].T.tolist()))
                 for place, level in enumerate(forecaster.levels)
             }
-        yield found
+        yield values
 
 
 def print_objects(objects: Iterable[dict[str, Any]]) -> None:

@@ -54,8 +54,8 @@ def report(
     screen = Console(stderr=True)
     quiet = not screen.is_terminal
 
-    def progress(found: Any) -> Iterable[Any]:
-        return track(found, "Reading", console=screen, transient=True, disable=quiet)
+    def progress(items: Any) -> Iterable[Any]:
+        return track(items, "Reading", console=screen, transient=True, disable=quiet)
 
     if out.is_dir() or not out.suffix:
         out /= REPORT

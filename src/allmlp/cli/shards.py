@@ -47,7 +47,7 @@ def shards(
     for note in dataset.notes:
         say(note)
     try:
-        found = write_shards(
+        written = write_shards(
             dataset,
             out,
             ShardFormat(size, form.value, quality, per_shard),
@@ -56,6 +56,6 @@ def shards(
     except BlockingIOError:
         raise UserError(f"another process is writing shards to {out}") from None
     gigabytes = sum(file.stat().st_size for file in out.glob("*.tar")) / 1e9
-    rest = f", {found.left_out:,} left out" if found.left_out else ""
-    print(f"{out}: {plural(found.images, 'image')}{rest}, {gigabytes:.3g} GB")
+    rest = f", {written.left_out:,} left out" if written.left_out else ""
+    print(f"{out}: {plural(written.images, 'image')}{rest}, {gigabytes:.3g} GB")
     next_command("train", f"{out}{os.sep}")

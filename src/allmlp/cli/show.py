@@ -96,8 +96,8 @@ def show(
         lookup(name, known_names, "model or recipe")
     spec = read_spec(Path(name)) if is_folder else preset(name).spec
     changed = configure(spec, overrides=changes, **options)
-    known = None if is_folder or changed != spec else preset(name)
-    summary = summarize(name, changed, known.published if known else None, known.about if known else "")
+    entry = None if is_folder or changed != spec else preset(name)
+    summary = summarize(name, changed, entry.published if entry else None, entry.about if entry else "")
     if as_json:
         print_json(summary.as_json(), indent=2)
     else:
@@ -111,15 +111,15 @@ def show_recipe(name: str, changes: dict[str, str], as_json: bool) -> None:
     from allmlp.spec import format_spec, override_all, to_dict
 
     text = recipe(name.partition("/")[0]).text
-    found = {row: override_all(run, changes) for row, run in runs(name).items()}
-    summaries = {row: summarize_run(row, run) for row, run in found.items()}
+    table = {row: override_all(run, changes) for row, run in runs(name).items()}
+    summaries = {row: summarize_run(row, run) for row, run in table.items()}
     if as_json:
-        configs = {row: to_dict(run) for row, run in found.items()}
+        configs = {row: to_dict(run) for row, run in table.items()}
         print_json({"name": name, "text": text, "summaries": summaries, "runs": configs})
         return
     print(*wrap_text(text, width()), "", sep="\n")
-    if len(found) == 1:
-        (run,), (facts,) = found.values(), summaries.values()
+    if len(table) == 1:
+        (run,), (facts,) = table.values(), summaries.values()
         indent = max(map(len, facts)) + 2
         for title, value in facts.items():
             print(textwrap.fill(f"{title:<{indent}}{value}", width(), subsequent_indent=" " * indent))
@@ -129,7 +129,7 @@ def show_recipe(name: str, changes: dict[str, str], as_json: bool) -> None:
         print_described(
             {row: "; ".join(facts[key] for key in ("model", "budget")) for row, facts in summaries.items()}, width()
         )
-    no_model = all(run.model is None and run.init_from is None for run in found.values())
+    no_model = all(run.model is None and run.init_from is None for run in table.values())
     settings = [f"{field}={value}" for field, value in changes.items()] + ["init_from=FOLDER"] * no_model
     next_command("train", name, *(word for setting in settings for word in ("--set", setting)))
 

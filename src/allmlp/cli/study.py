@@ -25,7 +25,7 @@ from allmlp.cli.app import (
 from allmlp.errors import UserError, did_you_mean, plural
 
 if TYPE_CHECKING:
-    from allmlp.study.definition import Overrides, Study
+    from allmlp.study.definition import Overrides, Study, Trial
     from allmlp.study.runner import Progress, Runner
     from allmlp.study.summary import Summary
 
@@ -108,11 +108,11 @@ def study(
         options = (device, jobs, minutes, retry_failed, tuple(rows or ()), keep_models)
         runner = Runner(made, folder, locations, *options, say, show if terminal else None)
         try:
-            now = runner.run()
+            progress = runner.run()
         except KeyboardInterrupt:
             say(f"stopped; nothing that is recorded is lost. Continue with the same command: {repeat()}")
             raise
-        report(now, runner)
+        report(progress, runner)
 
 
 def make_study(
@@ -180,64 +180,68 @@ def repeat() -> str:
     return shlex.join(["allmlp", *sys.argv[1:]])
 
 
-def report(now: Progress, runner: Runner) -> None:
-    """Tables, figure, and one last line that says what is left."""
-    from allmlp.log import format_duration
+def report(progress: Progress, runner: Runner) -> None:
+    """Write the tables and the figure, print them with notes, and say in a last line what is left."""
     from allmlp.study.figure import draw
-    from allmlp.study.runner import portions
     from allmlp.study.summary import at_the_edge, summarize, write
 
-    summary = summarize(now)
-    if now.done:
+    summary = summarize(progress)
+    if progress.done:
         write(summary, runner.out)
         drawn = draw(summary, runner.out)
         print_tables(summary)
         print(f"table.md, table.csv{' and figure.png, figure.svg' if drawn else ''} in {runner.out}")
-    for text in at_the_edge(now):
+    for text in at_the_edge(progress):
         print(f"note: {text}")
-    for text in now.stale:
+    for text in progress.stale:
         print(f"stale, not used, runs again: {text} changed")
-    for row in [row for row, found in summary.data.items() if len(found) > 1]:
+    for row in [row for row, checksums in summary.data.items() if len(checksums) > 1]:
         print(f"warning: the final runs of {row} had different data (data.sha256 in records.jsonl)")
-    for row, reason in {**now.hopeless, **runner.unstarted}.items():
+    for row, reason in {**progress.hopeless, **runner.unstarted}.items():
         print(f"{row}: {reason}")
-    left = [*now.ready, *now.later]
-    total = len(now.done) + len(left)
-    if not left:
-        failed = sum("failed" in record for record in now.done.values())
-        hint = f", of which {failed:,} failed; --retry-failed repeats {'it' if failed == 1 else 'them'}"
-        print(f"study {summary.study.name}: complete, {plural(total, 'run')}{hint if failed else ''}")
-        next_command("study", "--list")
+    left = [*progress.ready, *progress.later]
+    total = len(progress.done) + len(left)
+    if left:
+        done = f"study {summary.study.name}: {len(progress.done)} of {total} runs done, {len(left)} left"
+        print(f"{done}{describe_left(left, progress, runner)}")
         return
-    text = f"study {summary.study.name}: {len(now.done)} of {total} runs done, {len(left)} left"
-    wanted = [trial for trial in left if trial.row in runner.wanted]
-    if not wanted:
-        print(f"{text}, none in the rows of --rows")
-        return
-    text += f", {len(wanted)} in the rows of --rows" if len(wanted) < len(left) else ""
-    durations = [(runner.jobs_for(trial), runner.expected_seconds(trial, now)) for trial in wanted]
-    known = [(jobs, duration) for jobs, duration in durations if duration is not None]
-    if len(known) == len(durations):
-        text += f", about {format_duration(sum(duration / jobs for jobs, duration in known))}"
-        longest = max(duration for _, duration in known)
+    failed = sum("failed" in record for record in progress.done.values())
+    hint = f", of which {failed:,} failed; --retry-failed repeats {'it' if failed == 1 else 'them'}"
+    print(f"study {summary.study.name}: complete, {plural(total, 'run')}{hint if failed else ''}")
+    next_command("study", "--list")
+
+
+def describe_left(left: list[Trial], progress: Progress, runner: Runner) -> str:
+    """The end of the last line: how many runs are in the chosen rows, how long they take, how to continue."""
+    from allmlp.log import format_duration
+    from allmlp.study.runner import portions
+
+    chosen = [trial for trial in left if trial.row in runner.wanted]
+    if not chosen:
+        return ", none in the rows of --rows"
+    text = f", {len(chosen)} in the rows of --rows" if len(chosen) < len(left) else ""
+    durations = [(runner.jobs_for(trial), runner.expected_seconds(trial, progress)) for trial in chosen]
+    timed = [(jobs, duration) for jobs, duration in durations if duration is not None]
+    if len(timed) == len(durations):
+        text += f", about {format_duration(sum(duration / jobs for jobs, duration in timed))}"
+        longest = max(duration for _, duration in timed)
         if runner.minutes and longest > 60 * runner.minutes:
             reason = f"a run takes up to {format_duration(longest)}, longer than a portion"
-            print(f"{text}; {reason}: use --minutes {int(longest / 60) + 1} or more")
-            return
+            return f"{text}; {reason}: use --minutes {int(longest / 60) + 1} or more"
         if runner.minutes:
-            alike = {jobs: [duration for others, duration in known if others == jobs] for jobs, _ in known}
-            count = sum(portions(found, 60 * runner.minutes, jobs) for jobs, found in alike.items())
+            by_jobs = {jobs: [duration for others, duration in timed if others == jobs] for jobs, _ in timed}
+            count = sum(portions(seconds, 60 * runner.minutes, jobs) for jobs, seconds in by_jobs.items())
             text += f" in {plural(count, 'portion')} of {plural(runner.minutes, 'minute', form='g')}"
-    print(text if runner.minutes == 0 else f"{text}; continue with: {repeat()}")
+    return text if runner.minutes == 0 else f"{text}; continue with: {repeat()}"
 
 
 def sources(summary: Summary) -> dict[str, list[str]]:
     """Where the anchors come from -> the rows that have them."""
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for line in summary.lines:
         if line.source:
-            found.setdefault(line.source, []).append(line.row)
-    return found
+            rows.setdefault(line.source, []).append(line.row)
+    return rows
 
 
 def fit(table: list[list[str]], width: int) -> list[list[str]]:

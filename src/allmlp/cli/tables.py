@@ -34,12 +34,12 @@ def tables(
 
     if markdown + as_csv + as_json > 1:
         raise UserError("choose one of --markdown, --csv and --json")
-    found = report.tables(pattern, paper)
+    selected = report.tables(pattern, paper)
     if as_json:
-        print_json([report.as_json(table) for table in found], indent=2)
+        print_json([report.as_json(table) for table in selected], indent=2)
     elif as_csv:
-        print(report.as_csv(found), end="")
+        print(report.as_csv(selected), end="")
     else:
-        print("\n\n".join(report.markdown(table) if markdown else report.terminal(table) for table in found))
+        print("\n\n".join(report.markdown(table) if markdown else report.terminal(table) for table in selected))
         if not markdown:
             next_command("list")

@@ -154,10 +154,10 @@ def finish(folder: Path, device: str | None) -> None:
         )
     if values.get("seasonal_naive_mse", math.inf) < values.get("mse", 0.0):
         say("repeating the last season is a better forecast: use it, or train longer with more --epochs")
-    known = read_preprocessing(folder)
-    if isinstance(known, SeriesPreprocessing) and isinstance(read_run(folder).task, MaskedPatches):
+    preprocessing = read_preprocessing(folder)
+    if isinstance(preprocessing, SeriesPreprocessing) and isinstance(read_run(folder).task, MaskedPatches):
         next_command("train", "TABLE", "--horizon", "STEPS", "--model", folder)
-    elif isinstance(known, SeriesPreprocessing):
+    elif isinstance(preprocessing, SeriesPreprocessing):
         print_backtest(folder, device)
         next_command("predict", folder, "TABLE", "--out", "forecast.csv")
     else:

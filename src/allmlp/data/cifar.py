@@ -132,19 +132,19 @@ def load(
 ) -> tuple[InMemory, InMemory]:
     folders, incomplete = search_paths(path, name), list[str]()
     archives = archive.file.replace("binary", "*")
-    found = next(filter(None, (find_layout(folder, layouts, archives, incomplete) for folder in folders)), None)
-    if found is None and online:
+    opened = next(filter(None, (find_layout(folder, layouts, archives, incomplete) for folder in folders)), None)
+    if opened is None and online:
         target = folders[0].parent if folders[0].is_file() else folders[0]
         download(archive.url, archive.md5, target / archive.file)
-        found = open_archive(target / archive.file, layouts)
-    if found is None:
-        own = path and any(is_image_name(file.name) for file in expand_user(path).rglob("*"))
+        opened = open_archive(target / archive.file, layouts)
+    if opened is None:
+        has_images = path and any(is_image_name(file.name) for file in expand_user(path).rglob("*"))
         raise UserError(
             f"{incomplete[0] if incomplete else f'no {name} in {join_paths(folders)}'}: put {archive.file} there "
             f"(from {archive.url}), set data.path or $ALLMLP_DATA to its folder, or set data.download=true"
-            + (f"; for its own images: --set data=ImageFolder --set data.path={path}" if own else "")
+            + (f"; for its own images: --set data=ImageFolder --set data.path={path}" if has_images else "")
         )
-    layout, place, read_file = found
+    layout, place, read_file = opened
     train, test = (split(layout, names, place, read_file, num_classes) for names in (layout.train, layout.test))
     return train, test
 
@@ -168,13 +168,13 @@ def find_layout(place: Path, layouts: list[FileLayout], archives: str, incomplet
 
 def open_archive(archive: Path, layouts: list[FileLayout]) -> OpenLayout | None:
     """The layout of a .tar.gz, whose files are read into memory."""
-    wanted = {name for layout in layouts for name in layout.train + layout.test}
+    names = {name for layout in layouts for name in layout.train + layout.test}
     content: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|*") as tar:
             for member in tar:
                 name = Path(member.name).name
-                if member.isfile() and name in wanted:
+                if member.isfile() and name in names:
                     if member.size > MAX_MEMBER_BYTES:
                         raise UserError(f"{archive}: {name} is too large for this dataset")
                     source = tar.extractfile(member)
@@ -290,7 +290,7 @@ def encode(text: str, _: str = "latin1") -> bytes:
 class Unpickler(pickle.Unpickler):
     """Resolves the names in a CIFAR batch to inert stubs and refuses all others."""
 
-    known = {  # noqa: RUF012
+    allowed = {  # noqa: RUF012
         ("numpy.core.multiarray", "_reconstruct"): ArrayStub,
         ("numpy._core.multiarray", "_reconstruct"): ArrayStub,
         ("numpy", "ndarray"): ArrayStub,
@@ -300,6 +300,6 @@ class Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return self.known[module, name]
+            return self.allowed[module, name]
         except KeyError:
             raise UserError(f"refused: the pickle refers to {module}.{name}, which no CIFAR batch does") from None

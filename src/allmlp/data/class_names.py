@@ -80,17 +80,17 @@ class ModelClasses:
     def __init__(self, names: Sequence[str]) -> None:
         self.exact = {name: {number} for number, name in reversed(list(enumerate(names)))}
         self.alike: dict[str, set[int]] = {}
-        self.known: dict[str, set[int]] = {}
+        self.by_alias: dict[str, set[int]] = {}
         for name, numbers in self.exact.items():
             self.alike.setdefault(canonical(name), set()).update(numbers)
         for number, name in enumerate(names):
             for alias in aliases(name):
-                self.known.setdefault(alias, set()).add(number)
+                self.by_alias.setdefault(alias, set()).add(number)
 
     def find(self, name: str) -> set[int]:
         """The classes that may be meant; empty if there is none."""
-        found = self.exact.get(name) or self.alike.get(canonical(name))
-        return found or set().union(*(self.known.get(alias, ()) for alias in aliases(name)))
+        numbers = self.exact.get(name) or self.alike.get(canonical(name))
+        return numbers or set().union(*(self.by_alias.get(alias, ()) for alias in aliases(name)))
 
 
 def match_classes(
@@ -101,31 +101,7 @@ def match_classes(
     A class of the data may correspond to several of the model; its probability is the sum of theirs. Numbers are output
     indices of the model, in `table` and if the data's classes are numbers from 0, as many as the model's.
     """
-    classes = ModelClasses(model)
-    by_number = set(data) == set(map(str, range(len(model))))
-    rows = {name: list(targets) for name, targets in (table or {}).items()}
-    given = {canonical(name): targets for name, targets in rows.items() if name not in data}
-    members, missing = list[frozenset[int]](), list[str]()
-    for name in data:
-        found = set[int]()
-        row = rows.get(name, given.get(canonical(name)))
-        for target in [name] if row is None else row:
-            same = classes.find(target) if target else set[int]()
-            if len(same) > 1:
-                listed = ", ".join(model[number] for number in sorted(same)[:MAX_NAMES])
-                raise UserError(f"class {target!r} may be any of {listed} of the model: choose in a table (--classes)")
-            if not same and target.isdecimal() and int(target) < len(model) and (by_number or row is not None):
-                same = {int(target)}
-            if target and not same:
-                missing.append(target)
-            found |= same
-        members.append(frozenset(found))
-    if missing:
-        listed = ", ".join(map(repr, missing[:MAX_NAMES])) + (", ..." if len(missing) > MAX_NAMES else "")
-        raise UserError(
-            f"the model has no class {listed}{did_you_mean(missing[0], model)}: leave it out, or map it to one of the "
-            "model's classes in a table (--classes)"
-        )
+    members = corresponding_classes(data, model, table or {})
     owner = dict[int, frozenset[int]]()
     for name, group in zip(data, members, strict=True):
         for number in group:
@@ -139,15 +115,47 @@ def match_classes(
     return ClassMatch(names, [order[number] for number in first], labels)
 
 
+def corresponding_classes(
+    data: Sequence[str], model: Sequence[str], table: Mapping[str, Iterable[str]]
+) -> list[frozenset[int]]:
+    """For each class of the data the model's classes that it stands for, none if the table leaves it out."""
+    classes = ModelClasses(model)
+    by_number = set(data) == set(map(str, range(len(model))))
+    rows = {name: list(targets) for name, targets in table.items()}
+    by_alias = {canonical(name): targets for name, targets in rows.items() if name not in data}
+    members, missing = list[frozenset[int]](), list[str]()
+    for name in data:
+        numbers = set[int]()
+        row = rows.get(name, by_alias.get(canonical(name)))
+        for target in [name] if row is None else row:
+            same = classes.find(target) if target else set[int]()
+            if len(same) > 1:
+                listed = ", ".join(model[number] for number in sorted(same)[:MAX_NAMES])
+                raise UserError(f"class {target!r} may be any of {listed} of the model: choose in a table (--classes)")
+            if not same and target.isdecimal() and int(target) < len(model) and (by_number or row is not None):
+                same = {int(target)}
+            if target and not same:
+                missing.append(target)
+            numbers |= same
+        members.append(frozenset(numbers))
+    if missing:
+        listed = ", ".join(map(repr, missing[:MAX_NAMES])) + (", ..." if len(missing) > MAX_NAMES else "")
+        raise UserError(
+            f"the model has no class {listed}{did_you_mean(missing[0], model)}: leave it out, or map it to one of the "
+            "model's classes in a table (--classes)"
+        )
+    return members
+
+
 def read_class_table(file: str) -> dict[str, list[str]]:
     """Read a table with classes of the data in the first column and of the model, by name or number, in the second.
 
     A class of the data may have several rows; with an empty second cell, it is left out.
     """
-    table, found = read_table(file), dict[str, list[str]]()
+    table, targets = read_table(file), dict[str, list[str]]()
     if len(table.columns) < 2:
         raise UserError(f"{file} has one column: it needs the class of the data and the class of the model")
     for row in table:
         name, target, *_ = row.values()
-        found.setdefault(name.strip(), []).append(target.strip())
-    return found
+        targets.setdefault(name.strip(), []).append(target.strip())
+    return targets

@@ -48,10 +48,10 @@ def doubled_hours(times: np.ndarray, series: np.ndarray) -> np.ndarray:
     same = np.flatnonzero((np.diff(times) == 0) & (np.diff(series) == 0))
     if not len(same) or (np.diff(same) == 1).any() or np.median(steps_within(times, series)) > HOUR:
         return same[:0]
-    found, months = times[same], times[same].astype("datetime64[ms]").astype("datetime64[M]").astype(np.int64)
-    hours = np.unique(np.stack([series[same], months // 6, found // HOUR]), axis=1)
+    doubled, months = times[same], times[same].astype("datetime64[ms]").astype("datetime64[M]").astype(np.int64)
+    hours = np.unique(np.stack([series[same], months // 6, doubled // HOUR]), axis=1)
     once = len(np.unique(hours[:2], axis=1).T) == len(hours.T)
-    at_night = np.isin(found // HOUR % 24, NIGHT) & np.isin(months % 12 + 1, CHANGES)
+    at_night = np.isin(doubled // HOUR % 24, NIGHT) & np.isin(months % 12 + 1, CHANGES)
     return same if once and at_night.all() else same[:0]
 
 
@@ -66,26 +66,26 @@ def join_doubled(
     return np.delete(times, first + 1), np.delete(series, first + 1), np.delete(joined, first + 1, axis=0)
 
 
-# --- almost equal steps: an inexact sensor clock, weeks on changing days ------------------------------------
+# --- nearly equal steps: an inexact sensor clock, weeks on changing days ------------------------------------
 
 
-def even_times(times: np.ndarray, series: np.ndarray, wanted: Frequency | None, notes: list[str]) -> np.ndarray:
+def even_times(times: np.ndarray, series: np.ndarray, given: Frequency | None, notes: list[str]) -> np.ndarray:
     """Round times, sorted within each series, to weeks or equal steps if they are close, with a note."""
     steps = steps_within(times, series)
-    if not len(steps) or steps.min() <= 0 or (wanted and (wanted.unit != "ms" or wanted.without)):
+    if not len(steps) or steps.min() <= 0 or (given and (given.unit != "ms" or given.without)):
         return times
     usual = most_frequent(steps)
-    if usual >= 28 * DAY or not (steps % (wanted.step if wanted else usual)).any():
+    if usual >= 28 * DAY or not (steps % (given.step if given else usual)).any():
         return times
-    if usual == 7 * DAY and not (steps % DAY).any() and (found := whole_weeks(times, series)) is not None:
+    if usual == 7 * DAY and not (steps % DAY).any() and (rounded_times := whole_weeks(times, series)) is not None:
         notes.append("weeks are on different days: they are read as on the last of these")
-        return found
-    step = wanted.step if wanted else round_step(float(np.median(steps)))
-    found = rounded(times, step) if step else times
-    if found is times or (steps_within(found, series) <= 0).any():
+        return rounded_times
+    step = given.step if given else round_step(float(np.median(steps)))
+    rounded_times = rounded(times, step) if step else times
+    if rounded_times is times or (steps_within(rounded_times, series) <= 0).any():
         return times
     notes.append(f"times are rounded to steps of {Frequency(step)}")
-    return found
+    return rounded_times
 
 
 def whole_weeks(times: np.ndarray, series: np.ndarray) -> np.ndarray | None:
@@ -96,10 +96,10 @@ def whole_weeks(times: np.ndarray, series: np.ndarray) -> np.ndarray | None:
     weeks = [(days - first) // 7 for first in range(7)]
     steps = [steps_within(week, series) for week in weeks]
     gaps = [int(step.sum()) if step.min() > 0 else None for step in steps]
-    known = [gap for gap in gaps if gap is not None]
-    if not known:
+    possible = [gap for gap in gaps if gap is not None]
+    if not possible:
         return None
-    first = gaps.index(min(known))
+    first = gaps.index(min(possible))
     offset = (days[times.argmax()] - first) % 7
     return (7 * weeks[first] + first + offset) * DAY + times % DAY
 

@@ -103,51 +103,53 @@ def sample_columns(table: Table) -> list[ColumnSample]:
 
 def named_column(
     columns: Sequence[str],
-    wanted: str,
-    known: Iterable[str],
+    requested: str,
+    common_names: Iterable[str],
     file: str,
     taken: Sequence[str | None] = (),
     trained_on: str = "",
 ) -> str | None:
-    """The column `wanted`, else that of the training data, else the first of the `known` names, ignoring case, that is
-    not taken; or None.
+    """The `requested` column, else that of the training data, else the first of the `common_names`, ignoring case, that
+    is not taken; or None.
     """
-    if wanted:
-        if wanted not in columns:
-            hint = did_you_mean(wanted, columns) or f", only {', '.join(columns)}"
-            raise UserError(f"{file} has no column {wanted!r}{hint}")
-        return wanted
+    if requested:
+        if requested not in columns:
+            hint = did_you_mean(requested, columns) or f", only {', '.join(columns)}"
+            raise UserError(f"{file} has no column {requested!r}{hint}")
+        return requested
     if trained_on in columns and trained_on not in taken:
         return trained_on
     folded = {name.casefold().replace(" ", "_"): name for name in reversed(columns) if name not in taken}
-    return next((folded[name] for name in known if name in folded), None)
+    return next((folded[name] for name in common_names if name in folded), None)
 
 
 def guess_label(samples: Sequence[ColumnSample], table: Table) -> str:
     """The only column that can be the label; dates only if there is no other."""
     usable = [sample for sample in samples if sample.is_label and sample.split_share < 1]
-    found = [sample.name for sample in usable if not all(map(is_time, sample.values[:COMPARED_CELLS]))]
-    found = found or [sample.name for sample in usable]
-    if len(found) != 1:
-        named = ", ".join(found or table.columns)
-        which = f"{named} all could be" if found else f"none of {named} is known or could be"
+    candidates = [sample.name for sample in usable if not all(map(is_time, sample.values[:COMPARED_CELLS]))]
+    candidates = candidates or [sample.name for sample in usable]
+    if len(candidates) != 1:
+        named = ", ".join(candidates or table.columns)
+        which = f"{named} all could be" if candidates else f"none of {named} is known or could be"
         raise UserError(f"{table.file}: {which} the label: set data.label_column")
-    return found[0]
+    return candidates[0]
 
 
 def guess_texts(samples: Sequence[ColumnSample], most: int, table: Table, option: str) -> list[str]:
     """The text columns, at least one and at most `most`; if none looks like text, the one with the longest values."""
     words = [sample for sample in samples if sample.values and not sample.is_numeric]
     longest = sorted(words, key=lambda sample: -sample.mean_length)[:1]
-    found = [sample.name for sample in [sample for sample in words if sample.is_text] or longest]
-    if not 0 < len(found) <= most:
-        which = f"{', '.join(found)} all could be" if found else f"none of {', '.join(table.columns)} is known as"
+    candidates = [sample.name for sample in [sample for sample in words if sample.is_text] or longest]
+    if not 0 < len(candidates) <= most:
+        which = (
+            f"{', '.join(candidates)} all could be" if candidates else f"none of {', '.join(table.columns)} is known as"
+        )
         raise UserError(f"{table.file}: {which} the text: set {option}")
-    return found
+    return candidates
 
 
 def find_split(samples: Sequence[ColumnSample]) -> str:
-    """The column that assigns rows to splits; empty if there is none. A few other values in it are errors later."""
+    """The column that assigns rows to splits; empty if there is none. Values that name no split are reported later."""
     named = (sample for sample in samples if sample.name.casefold() in SPLIT_COLUMNS)
     return next((sample.name for sample in named if sample.split_share > 0.5), "")
 

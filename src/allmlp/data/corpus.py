@@ -93,8 +93,8 @@ class Corpus(TextData):
         stamps = [f"{file} {stamp(file)}" for file in (*files, *tests)]
         if len(tests) > 1:  # not with one, so that tokens cached by earlier versions are found
             stamps.append(f"{len(tests)} for testing")
-        found = load_corpus(self, stamps, self.documents(files), self.documents(tests) if tests else None)
-        return replace(found, notes=left_out_notes([*left, *more]))
+        dataset = load_corpus(self, stamps, self.documents(files), self.documents(tests) if tests else None)
+        return replace(dataset, notes=left_out_notes([*left, *more]))
 
     def load_test(self, tokenizer: Tokenizer) -> TextDataset:
         files, left = leave_out(find_files(self.test), self.test)

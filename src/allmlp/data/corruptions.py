@@ -88,7 +88,7 @@ def noise(
     images: Tensor, seeds: Sequence[int], fill: Callable[..., Tensor], shape: tuple[int, ...] | None = None
 ) -> Tensor:
     """Noise for each image, by default in its shape; `fill` is `Tensor.normal_` or `Tensor.uniform_`."""
-    generator, found = torch.Generator(images.device), images.new_empty(len(images), *(shape or images.shape[1:]))
-    for own, seed in zip(found, seeds, strict=True):
-        fill(own, generator=generator.manual_seed(seed))
-    return found
+    generator, values = torch.Generator(images.device), images.new_empty(len(images), *(shape or images.shape[1:]))
+    for image_values, seed in zip(values, seeds, strict=True):
+        fill(image_values, generator=generator.manual_seed(seed))
+    return values

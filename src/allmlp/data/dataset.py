@@ -181,8 +181,8 @@ class ImageDataset(Dataset):
     def files(self) -> dict[str, str]:
         task = "classes" if self.class_names else "values"
         columns = self.image_column, self.label_column
-        known = ImagePreprocessing(self.mean, self.std, self.class_names, self.crop_pct, task, *columns)
-        return {PREPROCESSING_FILE: to_json(known)}
+        preprocessing = ImagePreprocessing(self.mean, self.std, self.class_names, self.crop_pct, task, *columns)
+        return {PREPROCESSING_FILE: to_json(preprocessing)}
 
 
 def evenly_spaced(count: int, chosen: int) -> Tensor:

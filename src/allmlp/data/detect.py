@@ -92,8 +92,8 @@ def detect_data(place: str) -> Data:
         return detect_folder(path)
     if "+" in place and not path.exists() and all(expand_user(side).is_file() for side in split_pair(place)):
         source, target = (language_of(Path(side))[1] for side in split_pair(place))
-        known = source != target and {source, target} <= LANGUAGES
-        return ParallelCorpus(place, source_lang=source, target_lang=target) if known else ParallelCorpus(place)
+        are_languages = source != target and {source, target} <= LANGUAGES
+        return ParallelCorpus(place, source_lang=source, target_lang=target) if are_languages else ParallelCorpus(place)
     try:
         files = find_files(place)
     except UserError:
@@ -203,8 +203,8 @@ def tables_in(folder: object, tables: list[PeekedTable]) -> Data:
 
 def split_of(name: str) -> str:
     """The split in a file name: sst2-train.tsv, dev.tsv, test_2016.csv.gz; empty if none or several."""
-    found = {SPLIT_NAMES[word] for word in re.split("[^a-z]+", name.casefold()) if word in SPLIT_NAMES}
-    return found.pop() if len(found) == 1 else ""
+    splits = {SPLIT_NAMES[word] for word in re.split("[^a-z]+", name.casefold()) if word in SPLIT_NAMES}
+    return splits.pop() if len(splits) == 1 else ""
 
 
 def detect_squad(folder: object, files: list[str]) -> Data | None:
@@ -220,9 +220,9 @@ def detect_squad(folder: object, files: list[str]) -> Data | None:
             f"{folder} needs files of questions for training and testing, called after their split, such as train.json "
             "and dev.json"
         )
-    for found in parts.values():
-        refuse_versions(folder, list(filter(is_squad, found)))
-    splits = {split: ",".join(found) for split, found in parts.items()}
+    for split_files in parts.values():
+        refuse_versions(folder, list(filter(is_squad, split_files)))
+    splits = {split: ",".join(split_files) for split, split_files in parts.items()}
     test, validation = splits.get("test", ""), splits.get("validation", "")
     if validation and not (test and any(question.answers for question in read(test))):
         test = validation  # questions for testing may be published without their answers
@@ -233,13 +233,13 @@ def refuse_versions(folder: object, files: list[str]) -> None:
     """Files of a split are its parts, unless they have questions in common, such as v1.1 and v2.0 of SQuAD."""
     seen: dict[tuple[str, str], str] = {}
     for file in files if len(files) > 1 else ():
-        own = dict.fromkeys(((question.context, question.question) for question in read_file(file)), file)
-        if both := next((name for name in own if name in seen), None):
+        questions = dict.fromkeys(((question.context, question.question) for question in read_file(file)), file)
+        if both := next((name for name in questions if name in seen), None):
             raise UserError(
                 f"{folder}: {PurePosixPath(seen[both]).name} and {PurePosixPath(file).name} have questions in common, "
                 f"as versions of a dataset do: name those of one, {command('train', file, '--set', 'data.test=FILE')}"
             )
-        seen |= own
+        seen |= questions
 
 
 def detect_aligned(files: list[Path]) -> Data | None:
@@ -249,10 +249,10 @@ def detect_aligned(files: list[Path]) -> Data | None:
         stem, language = language_of(file)
         if language in LANGUAGES and not NOT_DATA.search(stem):
             stems.setdefault(stem, {})[language] = str(file)
-    pairs = {stem: found for stem, found in stems.items() if len(found) == 2}
+    pairs = {stem: by_language for stem, by_language in stems.items() if len(by_language) == 2}
     if not pairs:
         return None
-    languages = {tuple(sorted(found)) for found in pairs.values()}
+    languages = {tuple(sorted(by_language)) for by_language in pairs.values()}
     splits: dict[str, list[str]] = {}
     for stem in pairs:
         splits.setdefault(split_of(stem), []).append(stem)
@@ -265,7 +265,7 @@ def detect_aligned(files: list[Path]) -> Data | None:
             f"{'+'.join(next(iter(pairs.values())).values())}, or call those of one dataset train, val and test"
         )
     source, target = direction([*languages.pop()])
-    joined = {stem: f"{found[source]}+{found[target]}" for stem, found in pairs.items()}
+    joined = {stem: f"{by_language[source]}+{by_language[target]}" for stem, by_language in pairs.items()}
     train, val, test = (",".join(joined[stem] for stem in splits.get(name, [])) for name in SPLITS)
     return ParallelCorpus(train, test, source_lang=source, target_lang=target, val=val)
 
@@ -317,8 +317,8 @@ class PeekedTable:
         self.file, self.table = file, read_table(file)
         self.samples = sample_columns(self.table)
 
-    def named(self, known: tuple[str, ...]) -> str | None:
-        return named_column(self.table.columns, "", known, self.file)
+    def named(self, names: tuple[str, ...]) -> str | None:
+        return named_column(self.table.columns, "", names, self.file)
 
     @property
     def label(self) -> str | None:
@@ -379,8 +379,8 @@ def detect_tables(splits: dict[str, list[PeekedTable]]) -> Data:
 
 def detect_embedded(file: str, splits: dict[str, list[PeekedTable]]) -> Data:
     """Tables with the images themselves, which `datasets` reads by their folder."""
-    folder, known = Path(file).parent, {table.file for tables in splits.values() for table in tables}
-    if "://" in file or any(is_table(other) and str(other) not in known for other in folder.iterdir()):
+    folder, table_files = Path(file).parent, {table.file for tables in splits.values() for table in tables}
+    if "://" in file or any(is_table(other) and str(other) not in table_files for other in folder.iterdir()):
         raise UserError(
             f"{file} holds the images themselves: put the tables of one dataset into a folder, and name that"
         )

@@ -39,8 +39,8 @@ class Digits(Data):
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
     """Gray levels from 0 to 16, n 64, and labels, n, as returned by scikit-learn's load_digits."""
-    found = find_spec("sklearn")
-    file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else None
+    package = find_spec("sklearn")
+    file = Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if package else None
     if file is None or not file.is_file():
         return require("sklearn.datasets", "train").load_digits(return_X_y=True)
     table = np.loadtxt(file, delimiter=",")  # importing scikit-learn takes seconds

@@ -48,10 +48,10 @@ def open_direct(data: bytes) -> DirectImage | None:
     """Read the header of an image; None if only Pillow can read it."""
     if data.startswith(b"\xff\xd8"):
         return open_jpeg(data) if simplejpeg() else None
-    if found := PPM.match(data):
-        width, height = int(found[1]), int(found[2])
-        if width and height and len(data) == found.end() + 3 * width * height:
-            pixels = np.frombuffer(data, dtype=np.uint8, offset=found.end()).reshape(height, width, 3)
+    if header := PPM.match(data):
+        width, height = int(header[1]), int(header[2])
+        if width and height and len(data) == header.end() + 3 * width * height:
+            pixels = np.frombuffer(data, dtype=np.uint8, offset=header.end()).reshape(height, width, 3)
             return DirectImage(height, width, lambda reduction: pixels)
     return None
 

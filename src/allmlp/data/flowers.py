@@ -46,8 +46,8 @@ class Flowers102(ImageFileData):
             chosen = np.concatenate([sets[name] for name in names]).tolist()
             if not all(1 <= number <= len(labels) for number in chosen):
                 raise UserError(f"{root / SPLITS} names images that {LABELS} has no label of")
-            found = [(number, classes.index(int(labels[number - 1]))) for number in chosen]
-            return FileSplit(root / "jpg", [LabeledFile(f"image_{number:05d}.jpg", label) for number, label in found])
+            labeled = [(number, classes.index(int(labels[number - 1]))) for number in chosen]
+            return FileSplit(root / "jpg", [LabeledFile(f"image_{number:05d}.jpg", label) for number, label in labeled])
 
         splits = {"train": split("trnid", "valid") if self.train_on_val else split("trnid"), "test": split("tstid")}
         splits |= {} if self.train_on_val else {"validation": split("valid")}
@@ -64,9 +64,9 @@ def read_mat(file: Path) -> dict[str, np.ndarray]:
     if data[126:128] not in (b"IM", b"MI"):
         raise UserError(f"{file} is not a MAT file of level 5")
     try:
-        found = require("scipy.io", "train").loadmat(io.BytesIO(data))
+        arrays = require("scipy.io", "train").loadmat(io.BytesIO(data))
     except MissingExtra:
         raise
     except Exception as reason:  # scipy raises many types on damaged files
         raise UserError(f"{file} is damaged: {one_line(reason)}") from None
-    return {name: array for name, array in found.items() if not name.startswith("__")}
+    return {name: array for name, array in arrays.items() if not name.startswith("__")}

@@ -197,23 +197,23 @@ def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
     if text.endswith(("m", "M", ".")) or SHORT_HOUR.search(text):
         cells = [SHORT_HOUR.sub(r"0\1", HALF_DAY.sub(whole_day, cell.strip())) for cell in cells]
     if quarters := match_all(QUARTER.fullmatch, cells):
-        return [f"{found['year']}-{3 * int(found['quarter']) - 2:02}" for found in quarters]
+        return [f"{match['year']}-{3 * int(match['quarter']) - 2:02}" for match in quarters]
     if dates := match_all(YEAR_FIRST.match, cells):
-        parts = [tuple(filter(None, found.groups())) for found in dates]
+        parts = [tuple(filter(None, match.groups())) for match in dates]
     elif dates := match_all(YEAR_LAST.match, cells):
-        first, second = (max(int(found[place]) for found in dates) for place in (1, 3))
-        if first <= 12 and second <= 12 and any(found[2] != "." for found in dates):
+        first, second = (max(int(match[place]) for match in dates) for place in (1, 3))
+        if first <= 12 and second <= 12 and any(match[2] != "." for match in dates):
             raise UserError(f"{where}: the time {cells[0][:40]!r} can be read in two ways: write it {HINT}")
         month, day = (1, 3) if second > 12 else (3, 1)
-        parts = [(found[4], found[month], found[day]) for found in dates]
+        parts = [(match[4], match[month], match[day]) for match in dates]
     elif dates := next(filter(None, (match_all(pattern.match, cells) for pattern in WORDED)), []):
-        named = [(found["year"], str(MONTHS.index(found["month"].casefold()) + 1)) for found in dates]
-        parts = [(*part, *found.groupdict().get("day", "").split()) for part, found in zip(named, dates)]
+        named = [(match["year"], str(MONTHS.index(match["month"].casefold()) + 1)) for match in dates]
+        parts = [(*part, *match.groupdict().get("day", "").split()) for part, match in zip(named, dates)]
     else:
         return cells
     return [
-        "-".join([year, *(part.zfill(2) for part in others)]) + cell.strip()[found.end() :]
-        for cell, found, (year, *others) in zip(cells, dates, parts)
+        "-".join([year, *(part.zfill(2) for part in others)]) + cell.strip()[match.end() :]
+        for cell, match, (year, *others) in zip(cells, dates, parts)
     ]
 
 
@@ -224,13 +224,13 @@ def whole_day(clock: re.Match[str]) -> str:
 
 def match_all(match: Callable[[str], re.Match[str] | None], cells: Sequence[str]) -> list[re.Match[str]]:
     """The matches, if there is one for every cell."""
-    found = list[re.Match[str]]()
+    matches = list[re.Match[str]]()
     for cell in cells:
-        one = match(cell.strip())
-        if one is None:
+        cell_match = match(cell.strip())
+        if cell_match is None:
             return []
-        found.append(one)
-    return found
+        matches.append(cell_match)
+    return matches
 
 
 def is_time(cell: str) -> bool:
@@ -240,8 +240,8 @@ def is_time(cell: str) -> bool:
     if date := YEAR_LAST.match(cell.strip()):  # a single one may be ambiguous
         return max(int(date[1]), int(date[3])) <= 31
     try:
-        found = read_times([cell], "") if cell.strip() else None
-        return found is not None and not found.counted and found.notation not in ("s", "ms")
+        times = read_times([cell], "") if cell.strip() else None
+        return times is not None and not times.counted and times.notation not in ("s", "ms")
     except UserError:
         return False
 
@@ -276,8 +276,8 @@ def steps_within(times: np.ndarray, series: np.ndarray) -> np.ndarray:
 
 
 def most_frequent(numbers: np.ndarray) -> int:
-    found, counts = np.unique(numbers, return_counts=True)
-    return int(found[counts.argmax()])
+    values, counts = np.unique(numbers, return_counts=True)
+    return int(values[counts.argmax()])
 
 
 def closed_days(times: np.ndarray, steps: np.ndarray) -> tuple[int, ...]:

@@ -129,17 +129,17 @@ def class_names(feature: Any, values: Iterable[Any]) -> tuple[str, ...]:
 
 def class_indices(values: Iterable[Any], classes: tuple[str, ...], source: str) -> list[int]:
     numbers = {name: number for number, name in enumerate(classes)}
-    found = [numbers.get(value, -1) if isinstance(value, str) else value for value in values]
-    if not found or not all(isinstance(value, int) and 0 <= value < len(classes) for value in found):
+    indices = [numbers.get(value, -1) if isinstance(value, str) else value for value in values]
+    if not indices or not all(isinstance(value, int) and 0 <= value < len(classes) for value in indices):
         raise UserError(f"{source} is empty or has images without a known label: set test_split to another split")
-    return found
+    return indices
 
 
 def embeds_images(file: str) -> bool:
     """Whether a Parquet file has a column with the images themselves, by its metadata or its first row."""
     if table_suffix(file) != ".parquet":
         return False
-    with open_parquet(file) as found:
-        features = (found.schema_arrow.metadata or {}).get(b"huggingface", b"")
-        first = next(found.iter_batches(1), None)
+    with open_parquet(file) as parquet:
+        features = (parquet.schema_arrow.metadata or {}).get(b"huggingface", b"")
+        first = next(parquet.iter_batches(1), None)
         return b'"_type": "Image"' in features or any(map(is_image, first.to_pylist()[0].values() if first else ()))

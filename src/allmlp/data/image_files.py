@@ -135,9 +135,9 @@ class ImageFileData(Data, abstract=True):
             )
         keys: list[tuple[Hashable, Hashable]] = [(("name", stem), content) for stem, content in zip(stems, contents)]
         files, labels = [file for file, _ in whole.files], [label for _, label in whole.files]
-        found = split_by_group(labels, group_by_keys(keys), files, *fractions, self.split_seed)
-        notes.append(found.note(self.split_seed))
-        return {name: whole.take(indices) for name, indices in found._asdict().items() if indices}
+        indices_of = split_by_group(labels, group_by_keys(keys), files, *fractions, self.split_seed)
+        notes.append(indices_of.note(self.split_seed))
+        return {name: whole.take(indices) for name, indices in indices_of._asdict().items() if indices}
 
 
 def map_files(function: Callable[[Path], T], split: FileSplit) -> list[T]:
@@ -164,7 +164,7 @@ def header_fault(file: Path, decode: Decode) -> str:
 def content_keys(splits: dict[str, FileSplit]) -> dict[str, list[str]]:
     """A key for each file that is equal for files with the same content. Only files of equal size are read."""
     sizes = {name: map_files(lambda file: file.stat().st_size, split) for name, split in splits.items()}
-    shared = Counter(size for found in sizes.values() for size in found)
+    shared = Counter(size for split_sizes in sizes.values() for size in split_sizes)
 
     def key(file: Path) -> str:
         if shared[file.stat().st_size] == 1:
@@ -208,12 +208,12 @@ def name_groups(files: list[LabeledFile]) -> list[str]:
         shared = head if any(map(str.isdigit, head)) else name
         groups.setdefault(label, {}).setdefault(os.path.join(folder, shared), []).append(index)
     stems = [file for file, _ in files]
-    for found in groups.values():
-        count, largest = sum(map(len, found.values())), max(map(len, found.values()))
-        if (len(found) >= MANY_GROUPS and largest <= LARGEST_SHARE * count) or (
-            len(found) >= FEW_GROUPS and largest <= SMALL_GROUP
+    for by_stem in groups.values():
+        count, largest = sum(map(len, by_stem.values())), max(map(len, by_stem.values()))
+        if (len(by_stem) >= MANY_GROUPS and largest <= LARGEST_SHARE * count) or (
+            len(by_stem) >= FEW_GROUPS and largest <= SMALL_GROUP
         ):
-            for stem, indices in found.items():
+            for stem, indices in by_stem.items():
                 for index in indices:
                     stems[index] = stem
     return stems

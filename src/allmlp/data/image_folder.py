@@ -30,14 +30,16 @@ class ImageFolder(ImageFileData):
             raise UserError(f"{root} is not a folder: set data.path to the folder of images")
         while inner := only_folder(root):
             root = inner
-        found = split_folders(root)
-        train = found.get("train", root)
-        held_out = {name: folder for name, folder in found.items() if name != "train"} if train != root else {}
-        for name, wanted in (("validation", self.val), ("test", self.test)):
-            if wanted:
-                held_out[name] = root / wanted
-                if not (root / wanted).is_dir():
-                    raise UserError(f"{root} has no {name} folder {wanted!r}{did_you_mean(wanted, folders(root))}")
+        split_paths = split_folders(root)
+        train = split_paths.get("train", root)
+        held_out = {name: folder for name, folder in split_paths.items() if name != "train"} if train != root else {}
+        for name, requested in (("validation", self.val), ("test", self.test)):
+            if requested:
+                held_out[name] = root / requested
+                if not (root / requested).is_dir():
+                    raise UserError(
+                        f"{root} has no {name} folder {requested!r}{did_you_mean(requested, folders(root))}"
+                    )
         if "test" not in held_out and "validation" in held_out:
             held_out["test"] = held_out.pop("validation")
         notes = [] if train == root else unused_folders(root, [train, *held_out.values()])
@@ -57,20 +59,20 @@ class ImageFolder(ImageFileData):
 
 def split_folders(root: Path) -> dict[str, Path]:
     """Folders of the splits "train", "validation" and "test"; empty if a folder of that name seems to be a class."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for name in folders(root):
         split = SPLIT_NAMES.get(name.casefold())
-        if split and split not in found:
-            found[split] = root / name
-    return found if "train" in found and folders(found["train"]) else {}
+        if split and split not in paths:
+            paths[split] = root / name
+    return paths if "train" in paths and folders(paths["train"]) else {}
 
 
 def only_folder(root: Path) -> Path | None:
     """The only folder in `root`, if it has subfolders and there are no images beside it or directly in it."""
-    found = [root / name for name in folders(root)]
-    if len(found) != 1 or not folders(found[0]) or any(map(is_image_name, [*os.listdir(root), *os.listdir(found[0])])):
+    inner = [root / name for name in folders(root)]
+    if len(inner) != 1 or not folders(inner[0]) or any(map(is_image_name, [*os.listdir(root), *os.listdir(inner[0])])):
         return None
-    return found[0]
+    return inner[0]
 
 
 def list_classes(root: Path, others: list[Path], notes: list[str]) -> tuple[tuple[str, ...], list[LabeledFile]]:
@@ -137,7 +139,7 @@ def list_images(root: Path, classes: tuple[str, ...], notes: list[str] | None = 
 
     Links to other folders are followed, but not those to `root`, and what is in it or around it.
     """
-    found, others, base = [], list[str](), root.resolve()
+    labeled, others, base = [], list[str](), root.resolve()
     seen = {base, *base.parents}
 
     def refuse(reason: OSError) -> None:
@@ -145,9 +147,9 @@ def list_images(root: Path, classes: tuple[str, ...], notes: list[str] | None = 
 
     def is_new(path: Path) -> bool:
         target = path.resolve() if path.is_symlink() else path
-        known = path.is_symlink() and (target in seen or base in target.parents)
+        is_seen = path.is_symlink() and (target in seen or base in target.parents)
         seen.add(target)
-        return not known
+        return not is_seen
 
     for label, name in enumerate(classes):
         top, images, strays = root / name, [], list[str]()
@@ -156,9 +158,9 @@ def list_images(root: Path, classes: tuple[str, ...], notes: list[str] | None = 
             below = Path(folder).relative_to(root).as_posix()
             for file in sorted(file for file in files if not file.startswith(".")):
                 (images if is_image_name(file) else strays).append(f"{below}/{file}")
-        found += [LabeledFile(file, label) for file in images]
+        labeled += [LabeledFile(file, label) for file in images]
         others += strays if images else []
     if others and notes is not None:
         are = plural(len(others), "file is", "files are")
         notes.append(f"{are} not read, without the suffix of an image: {listing(others)}")
-    return found
+    return labeled

@@ -61,19 +61,19 @@ class ImageTable(ImageFileData):
     def load(self) -> ImageDataset:
         parts = {"train": self.path, "validation": self.val, "test": self.test}
         reader = ImageTableReader(self)
-        found = {name: list(reader.read(paths)) for name, paths in parts.items() if paths or name == "train"}
-        if "test" not in found:
-            made = dict(zip(parts, split_rows(found["train"])))
-            made["validation"] = found.get("validation", made["validation"])
-            found = {name: rows for name, rows in made.items() if rows or name in found}
-        labels = [row.label for row in found["train"]]
+        splits_of_rows = {name: list(reader.read(paths)) for name, paths in parts.items() if paths or name == "train"}
+        if "test" not in splits_of_rows:
+            made = dict(zip(parts, split_rows(splits_of_rows["train"])))
+            made["validation"] = splits_of_rows.get("validation", made["validation"])
+            splits_of_rows = {name: rows for name, rows in made.items() if rows or name in splits_of_rows}
+        labels = [row.label for row in splits_of_rows["train"]]
         if not labels:
             raise UserError(f"{self.path} has no labeled images")
         check_classes(labels, reader.columns.label, self.path)
         classes = tuple(sorted(set(labels), key=label_order))
         numbers = {label: number for number, label in enumerate(classes)}
         splits = {}
-        for name, rows in found.items():
+        for name, rows in splits_of_rows.items():
             for row in rows:
                 if row.label not in numbers:
                     hint = did_you_mean(row.label, classes)
@@ -159,21 +159,21 @@ class FileFinder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.known: dict[str, str] | None = None
+        self.paths: dict[str, str] | None = None
 
     def find(self, name: str) -> str | None:
         written = dict.fromkeys((name, name.replace("\\", "/")))  # the table may have been made by Windows
         direct = (os.path.join(self.root, path) for path in written)
-        if found := next(filter(os.path.isfile, direct), None):
-            return found
-        if self.known is None:
-            self.known = self.list_names()
+        if file := next(filter(os.path.isfile, direct), None):
+            return file
+        if self.paths is None:
+            self.paths = self.list_names()
         plain = [os.path.normpath(path) for path in written]
-        return next(filter(None, map(self.known.get, (*plain, *map(os.path.basename, plain)))), None)
+        return next(filter(None, map(self.paths.get, (*plain, *map(os.path.basename, plain)))), None)
 
     def list_names(self) -> dict[str, str]:
         """Path without suffix, name, and name without suffix -> path; empty for ambiguous names."""
-        known: dict[str, str] = {}
+        paths: dict[str, str] = {}
         for folder, inner, names in os.walk(self.root):
             inner[:] = sorted(name for name in inner if not name.startswith("."))
             for name in sorted(filter(is_image_name, names)):
@@ -181,5 +181,5 @@ class FileFinder:
                 stem = os.path.splitext(name)[0]
                 below = os.path.splitext(os.path.relpath(path, self.root))[0]
                 for key in {below, name, stem}:
-                    known[key] = path if known.get(key, path) == path else ""
-        return known
+                    paths[key] = path if paths.get(key, path) == path else ""
+        return paths

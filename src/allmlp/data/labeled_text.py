@@ -110,9 +110,9 @@ class LabeledTextDataset(Dataset):
         )
 
     def files(self) -> dict[str, str]:
-        known = TextPreprocessing("classes", self.seq_len, self.class_names)
+        preprocessing = TextPreprocessing("classes", self.seq_len, self.class_names)
         columns = {"text_columns": self.text_columns, "label_column": self.label_column}
-        return self.tokenizer.files(known.replace(whole_files=self.whole_files, **columns))
+        return self.tokenizer.files(preprocessing.replace(whole_files=self.whole_files, **columns))
 
 
 class LabeledText(TextData):
@@ -158,8 +158,8 @@ class LabeledText(TextData):
         ]
         if self.unlabeled and not extra:
             raise UserError(f"{self.unlabeled} has no texts")
-        for name, found in ((self.path, train), *tests, *([(self.val, validation)] if self.val else [])):
-            if not found:
+        for name, examples in ((self.path, train), *tests, *([(self.val, validation)] if self.val else [])):
+            if not examples:
                 raise UserError(f"{name} has no labeled texts")
         check_classes([row.label for row in train], label_column, self.path, reader.skipped_notes())
         dataset = self.assemble(train, validation, tests, extra, reader.notes())
@@ -179,7 +179,7 @@ class LabeledText(TextData):
     ) -> LabeledTextDataset:
         """Build the dataset from examples; `tests` are pairs of file name and examples, `classes` the class names."""
         notes = [*notes, *conflict_notes(train)]
-        test = [row for _, found in tests for row in found]
+        test = [row for _, examples in tests for row in examples]
         if not tests:
             train, held_out, test = split_rows(train)
             validation = validation or held_out
@@ -189,8 +189,8 @@ class LabeledText(TextData):
         tests = tests or [(self.path, test)]
         classes = classes or tuple(sorted({row.label for row in train}, key=label_order))
         notes += similar_class_note(classes)
-        for file, found in (*tests, (self.val or self.path, validation)):
-            for row in found:
+        for file, examples in (*tests, (self.val or self.path, validation)):
+            for row in examples:
                 if row.label not in classes:
                     hint = did_you_mean(row.label, classes)
                     raise UserError(f"{file}: unknown label {row.label!r}, which no training text has{hint}")
@@ -202,7 +202,7 @@ class LabeledText(TextData):
             notes.append(f"{share} fill all {self.seq_len} tokens; longer ones are cut")
         return LabeledTextDataset(
             encoded,
-            encode([found for _, found in tests], tokenizer, self.seq_len, classes),
+            encode([examples for _, examples in tests], tokenizer, self.seq_len, classes),
             tokenizer,
             self.seq_len,
             classes,
@@ -223,10 +223,10 @@ class LabeledText(TextData):
             return train, validation, test
         labels, names = [row.label for row in train], [row.first for row in train]
         notes += single_example_note(labels)
-        found = split_by_group(labels, text_groups(train), names, *fractions, self.split_seed)
-        notes.append(found.note(self.split_seed))
-        notes += [] if test else untested_note(labels, {labels[index] for index in found.test})
-        made = [[train[index] for index in indices] for indices in found]
+        indices_of = split_by_group(labels, text_groups(train), names, *fractions, self.split_seed)
+        notes.append(indices_of.note(self.split_seed))
+        notes += [] if test else untested_note(labels, {labels[index] for index in indices_of.test})
+        made = [[train[index] for index in indices] for indices in indices_of]
         return made[0], made[1] or validation, made[2] or test
 
 
@@ -308,11 +308,11 @@ class LabeledTextReader:
         spec, names = self.spec, table.columns
         samples = sample_columns(table)
         is_named = spec.text_column or spec.text_pair_column
-        known = () if is_named or not {*self.trained_on} <= {*names} else self.trained_on
-        first = known[0] if known else named_column(names, spec.text_column, TEXT_COLUMNS, table.file)
+        trained_on = () if is_named or not {*self.trained_on} <= {*names} else self.trained_on
+        first = trained_on[0] if trained_on else named_column(names, spec.text_column, TEXT_COLUMNS, table.file)
         label = named_column(names, spec.label_column, LABEL_COLUMNS, table.file, (first,), self.label_column)
-        if known:
-            second = known[1] if len(known) > 1 else None
+        if trained_on:
+            second = trained_on[1] if len(trained_on) > 1 else None
         else:
             second = named_column(names, spec.text_pair_column, TEXT_PAIR_COLUMNS, table.file, taken=(first, label))
         if label is None:
@@ -324,7 +324,7 @@ class LabeledTextReader:
             self.guessed["text_column"] = first
             if others:
                 second = self.guessed["text_pair_column"] = others[0]
-        if not (is_named or known):
+        if not (is_named or trained_on):
             read = (first, second, label)
             self.unread = [sample.name for sample in samples if sample.is_text and sample.name not in read]
         return ExampleColumns(first, second or "", label, find_split(samples))
@@ -351,7 +351,7 @@ def conflict_notes(examples: list[TextExample]) -> list[str]:
     labels: dict[tuple[str, str], set[str]] = {}
     for example in examples:
         labels.setdefault(text_key(example), set()).add(example.label)
-    count = sum(len(found) > 1 for found in labels.values())
+    count = sum(len(text_labels) > 1 for text_labels in labels.values())
     return [f"{plural(count, 'text has', 'texts have')} different labels in different rows"] if count else []
 
 
@@ -373,10 +373,10 @@ def read_unlabeled(file: str, pairs: bool) -> Iterator[TextExample]:
 def encode(
     parts: Sequence[list[TextExample]], tokenizer: Tokenizer, seq_len: int, classes: tuple[str, ...]
 ) -> InMemory:
-    found = [example for part in parts for example in part]
-    ids, segments = join_pairs([row[:2] for row in found], tokenizer, seq_len)
+    examples = [example for part in parts for example in part]
+    ids, segments = join_pairs([row[:2] for row in examples], tokenizer, seq_len)
     numbers = {label: number for number, label in enumerate(classes)} | {"": UNLABELED}
-    labels = torch.tensor([numbers[row.label] for row in found])
+    labels = torch.tensor([numbers[row.label] for row in examples])
     part = torch.tensor([number for number, part in enumerate(parts) for _ in part])
     return InMemory(ids, segments, labels, part, batch_type=LabeledTextBatch)
 

@@ -57,8 +57,8 @@ def read_split(folders: list[Path], below: tuple[str, ...], part: str, num_class
 def find(folders: list[Path], below: tuple[str, ...], stem: str, dimensions: int) -> Path:
     names = [f"{stem}{dot}idx{dimensions}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
     places = (folder / inner / name for folder in folders for inner in below for name in names)
-    if found := next(filter(Path.is_file, places), None):
-        return found
+    if file := next(filter(Path.is_file, places), None):
+        return file
     raise UserError(f"no {names[0]} or {names[1]} in {join_paths(folders)}: set data.path to the folder that has it")
 
 
@@ -78,6 +78,6 @@ def read(file: Path, dimensions: int) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}; download it again") from None
     if len(content) != size:
-        found = f"only {len(content):,}" if len(content) < size else "more"
-        raise UserError(f"{file} should have {size:,} bytes and has {found}; download it again")
+        actual = f"only {len(content):,}" if len(content) < size else "more"
+        raise UserError(f"{file} should have {size:,} bytes and has {actual}; download it again")
     return np.frombuffer(bytearray(content), dtype=np.uint8).reshape(shape)

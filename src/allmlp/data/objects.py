@@ -57,13 +57,13 @@ class ObjectData(Data, abstract=True):
 
     @property
     def objects(self) -> Objects:
-        found = getattr(self, "_objects", None) or NEWEST.get((self.name, self.examples, self.test_examples))
-        if found is None:
+        objects = getattr(self, "_objects", None) or NEWEST.get((self.name, self.examples, self.test_examples))
+        if objects is None:
             raise UserError(
                 f"the data {self.name!r} are Python objects, which a run does not keep: pass them again, "
                 "allmlp.train(run.replace(data=Data.of(dataset)), out)"
             )
-        return found
+        return objects
 
     def hold(self, objects: Objects) -> Self:
         NEWEST[self.name, self.examples, self.test_examples] = objects
@@ -71,9 +71,9 @@ class ObjectData(Data, abstract=True):
         return self
 
     def replace(self, **changes: Any) -> Self:
-        found, copied = getattr(self, "_objects", None), super().replace(**changes)
-        if found is not None:
-            object.__setattr__(copied, "_objects", found)
+        objects, copied = getattr(self, "_objects", None), super().replace(**changes)
+        if objects is not None:
+            object.__setattr__(copied, "_objects", objects)
         return copied
 
 
@@ -147,19 +147,19 @@ def read_item(items: Any, index: int, name: str) -> LabeledItem:
         if content is None or label is None:
             raise UserError(f"{where} has the keys {', '.join(map(str, item))}: it needs image or text, and label")
         second = next((key for key in TEXT_PAIR_COLUMNS if key in item and key != content), None)
-        found = LabeledItem(item[content], item[second] if second else None, item[label])
+        labeled = LabeledItem(item[content], item[second] if second else None, item[label])
     elif isinstance(item, (tuple, list)) and len(item) == 2:
-        found = LabeledItem(item[0], None, item[1])
+        labeled = LabeledItem(item[0], None, item[1])
     elif isinstance(item, (tuple, list)) and len(item) == 3 and isinstance(item[0], str):
-        found = LabeledItem(*item)
+        labeled = LabeledItem(*item)
     else:
         raise UserError(
             f"{where} is {type(item).__name__}: expected (image, label), (text, label) or (text, text_pair, label), "
             "or a mapping with these"
         )
-    if isinstance(found.content, str) and is_image_name(found.content) and " " not in found.content:
-        raise UserError(f"{where} has the name of an image file, {found.content}: return the image itself")
-    return found
+    if isinstance(labeled.content, str) and is_image_name(labeled.content) and " " not in labeled.content:
+        raise UserError(f"{where} has the name of an image file, {labeled.content}: return the image itself")
+    return labeled
 
 
 def class_number(label: Any, where: str) -> int:
@@ -193,8 +193,8 @@ def known_classes(items: Any) -> tuple[str, ...]:
 
 def empty_class_note(labels: Sequence[str], class_names: tuple[str, ...]) -> list[str]:
     """A note about classes without examples, which a wrong label number can cause."""
-    found = set(labels)
-    empty = [name for name in class_names if name not in found]
+    used = set(labels)
+    empty = [name for name in class_names if name not in used]
     return [f"{len(empty)} of {len(class_names)} classes have no example: {listing(empty)}"] if empty else []
 
 
@@ -233,7 +233,7 @@ class ObjectTextData(ObjectData, TextData):
 
 def read_texts(items: Any, name: str) -> list[LabeledItem]:
     """Read all items, with strings as texts and numbers or strings as labels."""
-    found = []
+    labeled = []
     for index in range(len(items)):
         where, (first, second, label) = f"item {index} of {name}", read_item(items, index, name)
         second = "" if second is None else second
@@ -243,8 +243,8 @@ def read_texts(items: Any, name: str) -> list[LabeledItem]:
         if not first.strip():
             raise UserError(f"{where} has an empty text: leave it out")
         label = label if isinstance(label, str) else class_number(label, where)
-        found.append(LabeledItem(first.strip(), second.strip(), label))
-    return found
+        labeled.append(LabeledItem(first.strip(), second.strip(), label))
+    return labeled
 
 
 def class_names_of(labels: list[int | str], name: str) -> tuple[str, ...]:
@@ -301,10 +301,10 @@ class ObjectImageData(ObjectData):
         val_fraction = 0.0 if validation else self.test_fraction
         parts = (whole, None, test) if test else divide(whole, val_fraction, self.test_fraction, self.split_seed)
         notes = empty_class_note([names[label] for label in whole.labels.unique().tolist()], names)
-        found = image_dataset((parts[0], validation or parts[1], parts[2]), names, self.decode, notes)
+        dataset = image_dataset((parts[0], validation or parts[1], parts[2]), names, self.decode, notes)
         if first.is_floating_point():  # as the model reads them
-            found = replace(found, mean=(0.0,) * first.shape[1], std=(1.0,) * first.shape[1])
-        return found
+            dataset = replace(dataset, mean=(0.0,) * first.shape[1], std=(1.0,) * first.shape[1])
+        return dataset
 
     def split(self, items: Any) -> ObjectImages:
         return ObjectImages(items, self.name, self.img_size, self.decode)
@@ -412,13 +412,13 @@ class ObjectImages:
 
     def check_form(self, image: Tensor, where: str) -> None:
         """Raise UserError unless all images have the same channels and dtype, on which normalization depends."""
-        found = image.dtype, len(image)
+        form = image.dtype, len(image)
         if self.form is None:
-            self.form = found
-        if found != self.form:
-            kinds = [f"{dtype} with {count} channels" for dtype, count in (found, self.form)]
-            own, others = (kind.removeprefix("torch.") for kind in kinds)
-            raise UserError(f"{where} is {own}, others are {others}: all images must be alike")
+            self.form = form
+        if form != self.form:
+            kinds = [f"{dtype} with {count} channels" for dtype, count in (form, self.form)]
+            kind, others = (kind.removeprefix("torch.") for kind in kinds)
+            raise UserError(f"{where} is {kind}, others are {others}: all images must be alike")
 
     def content(self) -> Iterator[Any]:
         yield f"{self.name} {len(self)}".encode()

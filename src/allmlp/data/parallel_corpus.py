@@ -59,12 +59,12 @@ class ParallelCorpus(TextData):
     """Sentence pairs for training (`path`), validation (`val`) and testing (`test`), files as in `find_files`.
 
     Several test files, separated by commas, are evaluated one by one. `source_lang` and `target_lang` are columns of
-    tables (`data.tables`). Two files with aligned lines are joined by a
-    plus sign: train.de+train.en. Without `test`, `test_fraction` of the pairs are held out for testing, and without
-    `val` as many for validation; equal sources stay together. Pairs with an empty side are skipped, and so are
-    training pairs with more than `seq_len` tokens including [CLS] and [SEP], or with one side more than
-    `max_length_ratio` times as long as the other. Sources for validation and testing are truncated. Both languages use
-    one tokenizer, which is kept in `cache` ($ALLMLP_CACHE, ~/.cache/allmlp).
+    tables (`data.tables`). Two files with aligned lines are joined by a plus sign: train.de+train.en. Without `test`,
+    `test_fraction` of the pairs are held out for testing, and without `val` as many for validation; equal sources stay
+    together. Pairs with an empty side are skipped, and so are training pairs with more than `seq_len` tokens including
+    [CLS] and [SEP], or with one side more than `max_length_ratio` times as long as the other. Sources for validation
+    and testing are truncated. Both languages use one tokenizer, which is kept in `cache` ($ALLMLP_CACHE,
+    ~/.cache/allmlp).
     """
 
     path: str
@@ -93,7 +93,7 @@ class ParallelCorpus(TextData):
         train_pairs = self.read_pairs(self.path)
         val_pairs = self.read_pairs(self.val) if self.val else []
         tests = self.read_tests() if self.test else []
-        test_pairs = [pair for _, found in tests for pair in found]
+        test_pairs = [pair for _, pairs in tests for pair in pairs]
         notes: tuple[str, ...] = ()
         if not test_pairs:
             made = self.split(train_pairs, 0.0 if val_pairs else self.test_fraction)
@@ -119,7 +119,7 @@ class ParallelCorpus(TextData):
 
     def load_test(self, tokenizer: Tokenizer) -> TranslationDataset:
         tests = self.read_tests()
-        pairs = [pair for _, found in tests for pair in found]
+        pairs = [pair for _, file_pairs in tests for pair in file_pairs]
         test, references = self.encode(pairs, 0, tokenizer), tuple(target for _, target in pairs)
         return TranslationDataset(
             test, test, tokenizer, self.seq_len, references, self.source_lang, 0, test_sets=test_sets(tests, 0)
@@ -138,32 +138,36 @@ class ParallelCorpus(TextData):
         """Pairs for training, validation and testing."""
         sources = [source for source, _ in pairs]
         groups = group_by_keys([source] for source in sources)
-        found = split_by_group([0] * len(pairs), groups, sources, val_fraction, self.test_fraction, self.split_seed)
-        return [[pairs[index] for index in indices] for indices in found]
+        indices_of = split_by_group(
+            [0] * len(pairs), groups, sources, val_fraction, self.test_fraction, self.split_seed
+        )
+        return [[pairs[index] for index in indices] for indices in indices_of]
 
     def read_pairs(self, paths: str) -> list[tuple[str, str]]:
         """Read the pairs without an empty side."""
-        found: list[tuple[str, str]] = []
+        pairs: list[tuple[str, str]] = []
         half = 0
         for source, target in read(paths, self.source_lang, self.target_lang):
             if source and target:
-                found.append((source, target))
+                pairs.append((source, target))
             half += bool(source) != bool(target)
-        if not found:
+        if not pairs:
             raise UserError(f"{paths} has no pairs of sentences" if paths else "set data.path and data.test to files")
         if half:
             log.warning("%s: skipped %d pairs with an empty sentence", paths, half)
-        return found
+        return pairs
 
     def filter_pairs(self, pairs: list[tuple[str, str]], tokenizer: Tokenizer) -> tuple[list[tuple[str, str]], Tensor]:
         """The training pairs that are kept, and their token ids, 2 b s."""
         skipped: Counter[str] = Counter()
         kept, pieces = [], []
         for start, encoded in zip(range(0, len(pairs), ENCODE_BATCH), encode(pairs, tokenizer)):
-            found = [self.skip_reason(*pair) for pair in encoded]
-            skipped.update(filter(None, found))
-            kept += [pair for pair, reason in zip(pairs[start : start + ENCODE_BATCH], found) if not reason]
-            pieces.append(rows([pair for pair, reason in zip(encoded, found) if not reason], tokenizer, self.seq_len))
+            batch_reasons = [self.skip_reason(*pair) for pair in encoded]
+            skipped.update(filter(None, batch_reasons))
+            kept += [pair for pair, reason in zip(pairs[start : start + ENCODE_BATCH], batch_reasons) if not reason]
+            pieces.append(
+                rows([pair for pair, reason in zip(encoded, batch_reasons) if not reason], tokenizer, self.seq_len)
+            )
         reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
         if not kept:
             raise UserError(

@@ -50,8 +50,8 @@ def read_list(file: Path) -> list[tuple[str, str, int]]:
     for line in file.read_text(encoding="utf8").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
-        found = re.fullmatch(r"(([^\s/\\]+)_\d+)\s+(\d+)\s+\d+\s+\d+\s*", line)
-        if found is None:
+        match = re.fullmatch(r"(([^\s/\\]+)_\d+)\s+(\d+)\s+\d+\s+\d+\s*", line)
+        if match is None:
             raise UserError(f"{file}: {line[:80]!r} is not of the form NAME CLASS SPECIES BREED")
-        rows.append((found[1], found[2].replace("_", " "), int(found[3])))
+        rows.append((match[1], match[2].replace("_", " "), int(match[3])))
     return rows

@@ -52,9 +52,9 @@ def planted(split: InMemory, correlation: float, classes: int, generator: torch.
 
 def color_of(labels: Tensor, correlation: float, classes: int, generator: torch.Generator) -> Tensor:
     """Color index of every image: that of its class, or uniformly one of the others."""
-    own = torch.rand(len(labels), generator=generator) < correlation
+    is_planted = torch.rand(len(labels), generator=generator) < correlation
     other = (labels + torch.randint(1, classes, labels.shape, generator=generator)) % classes
-    return torch.where(own, labels, other)
+    return torch.where(is_planted, labels, other)
 
 
 def palette(count: int) -> Tensor:

@@ -82,7 +82,7 @@ Preprocessing = ImagePreprocessing | TextPreprocessing | SeriesPreprocessing
 
 @cache
 def warn_of_single_text(model: str, trained_on: tuple[str, ...]) -> None:
-    """Warn, once per model, if it was trained on pairs. It is no error: second texts may be empty in training too."""
+    """Warn, once per model, if it was trained on pairs: not an error, as second texts may be empty in training too."""
     if len(trained_on) > 1:
         log.warning(
             "the model in %s was trained on pairs, %s with %s, and now reads a text without a second one: give it with "
@@ -120,8 +120,8 @@ def read_preprocessing(folder: Path) -> Preprocessing:
     except UserError as reason:
         raise UserError(f"{file}: {reason}") from None
     if not isinstance(preprocessing, Preprocessing):
-        known = ", ".join(kind.__name__ for kind in get_args(Preprocessing))
-        raise UserError(f"{file} contains {type(preprocessing).__name__}, not one of {known}")
+        kinds = ", ".join(kind.__name__ for kind in get_args(Preprocessing))
+        raise UserError(f"{file} contains {type(preprocessing).__name__}, not one of {kinds}")
     return preprocessing
 
 
@@ -132,21 +132,21 @@ def known_preprocessing(folder: Path) -> Preprocessing | None:
 
 def copy_preprocessing(source: Path, target: Path) -> None:
     """Copy preprocessing and tokenizer from one model's folder to another's."""
-    known = known_preprocessing(source)
-    if known is not None:
-        write_preprocessing(target, known)
+    preprocessing = known_preprocessing(source)
+    if preprocessing is not None:
+        write_preprocessing(target, preprocessing)
     copy_tokenizer(source, target)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the tokenizer of a model's folder, if it has one, to another folder, replacing the one there."""
-    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
-    if not found or source.resolve() == target.resolve():
+    names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not names or source.resolve() == target.resolve():
         return
-    for name in found:
+    for name in names:
         data = (source / name).read_bytes()
         write_atomically(target / name, lambda temporary, data=data: temporary.write_bytes(data))
-    for name in set(TOKENIZER_FILES).difference(found):
+    for name in set(TOKENIZER_FILES).difference(names):
         (target / name).unlink(missing_ok=True)
 
 

@@ -100,9 +100,9 @@ class Sampler:
 
     def steps(self, epochs: float) -> int:
         """Number of steps in `epochs` passes over the data."""
-        wanted = epochs * self.num_examples
-        first, size = [(start, size) for start, size in self.stages if self.position(start) <= wanted][-1]
-        return max(first + math.ceil((wanted - self.position(first)) / self.distinct(size)), 1)
+        examples = epochs * self.num_examples
+        first, size = [(start, size) for start, size in self.stages if self.position(start) <= examples][-1]
+        return max(first + math.ceil((examples - self.position(first)) / self.distinct(size)), 1)
 
     def batch_size(self, step: int) -> int:
         return [size for first, size in self.stages if first <= step][-1]
@@ -132,14 +132,14 @@ class Sampler:
         return torch.cat(pieces).repeat_interleave(self.repeats)[: self.batch_size(step)]
 
     def permutation(self, epoch: int) -> Tensor:
-        known = self.permutations
-        if epoch in known:
-            return known[epoch]
+        cached = self.permutations
+        if epoch in cached:
+            return cached[epoch]
         generator = torch.Generator().manual_seed(mix_seed(Stream.EPOCH_ORDER, self.seed, epoch))
-        made = torch.randperm(self.num_examples, generator=generator)
+        fresh = torch.randperm(self.num_examples, generator=generator)
         # A new dictionary: other threads may be reading the old one.
-        self.permutations = {k: v for k, v in known.items() if k >= epoch - 1} | {epoch: made}
-        return made
+        self.permutations = {k: v for k, v in cached.items() if k >= epoch - 1} | {epoch: fresh}
+        return fresh
 
 
 class Loader:
@@ -158,10 +158,10 @@ class Loader:
     def send(self, step: int) -> tuple[int, Tensor, Moving]:
         """Read the examples of a step and start to copy them."""
         # Processes take strided slices of the batch and of its uniforms: together they see what one process would.
-        own = slice(self.rank, None, self.world_size)
-        indices = self.sampler.indices(step)[own]
+        share = slice(self.rank, None, self.world_size)
+        indices = self.sampler.indices(step)[share]
         generator = torch.Generator().manual_seed(mix_seed(Stream.DECODING, self.sampler.seed, step))
-        uniforms = torch.rand(self.sampler.batch_size(step), 4, generator=generator)[own]
+        uniforms = torch.rand(self.sampler.batch_size(step), 4, generator=generator)[share]
         return step, indices, self.transfer.send(self.split.fetch(indices, uniforms))
 
     def receive(self, sent: tuple[int, Tensor, Moving]) -> Batch:
@@ -182,12 +182,12 @@ def eval_batches(
     All processes get the same number of batches, the last one possibly empty, because sharded models run collectives.
     """
     split = split.to(device) if isinstance(split, InMemory) else split
-    own, transfer = torch.arange(rank, len(split), world_size), Transfer(device)
+    share, transfer = torch.arange(rank, len(split), world_size), Transfer(device)
 
     def send(start: int) -> Moving:
-        indices = own[start : start + batch_size]
-        found = split.fetch(indices if len(indices) else torch.tensor([0]))
-        return transfer.send(map_tensors(found, lambda tensor: tensor[: len(indices)]))
+        indices = share[start : start + batch_size]
+        examples = split.fetch(indices if len(indices) else torch.tensor([0]))
+        return transfer.send(map_tensors(examples, lambda tensor: tensor[: len(indices)]))
 
     starts = range(0, math.ceil(len(split) / world_size), batch_size)
     return map(transfer.receive, map(send, starts) if isinstance(split, InMemory) else read_ahead(send, starts))

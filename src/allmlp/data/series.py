@@ -57,9 +57,9 @@ class Windows(InMemory):
         steps = torch.arange(-self.seq_len, self.horizon, device=origins.device)
         rows = origins[:, None] + steps  # b l+h
         first = self.offsets[series][:, None]
-        found = self.values[torch.maximum(rows, first)]
-        found = torch.where((rows < first).unsqueeze(-1), torch.nan, found)
-        return SeriesBatch(found[:, : self.seq_len], found[:, self.seq_len :], series)
+        values = self.values[torch.maximum(rows, first)]
+        values = torch.where((rows < first).unsqueeze(-1), torch.nan, values)
+        return SeriesBatch(values[:, : self.seq_len], values[:, self.seq_len :], series)
 
     def has_gaps(self) -> bool:
         series = torch.searchsorted(self.offsets, self.origins, right=True) - 1
@@ -162,18 +162,18 @@ def build_dataset(
         for name, (low, high) in bounds.items():
             origins[name].append(first + np.arange(low, high - horizon + 1, dtype=np.int64))
     tensors = torch.from_numpy(scaled), torch.from_numpy(offsets)
-    found = {
+    splits = {
         name: Windows(*tensors, every(1 if name == "train" else stride, some), seq_len, horizon)
         for name, some in origins.items()
     }
-    if not len(found["train"]) or not len(found["test"]):
+    if not len(splits["train"]) or not len(splits["test"]):
         raise UserError(
             f"the series are too short: the longest has {max(lengths):,} steps, which is not enough to train and test "
             f"a forecast of {horizon} steps; lower the horizon"
         )
     return SeriesDataset(
-        found["train"],
-        found["test"],
+        splits["train"],
+        splits["test"],
         columns=columns,
         mean=torch.from_numpy(means),
         std=torch.from_numpy(stds),
@@ -181,7 +181,7 @@ def build_dataset(
         seasonal_error=torch.from_numpy(errors).float(),
         seq_len=seq_len,
         horizon=horizon,
-        validation=found["validation"] if len(found["validation"]) else None,
+        validation=splits["validation"] if len(splits["validation"]) else None,
         parts=tuple(parts),
         **options,
     )
@@ -220,5 +220,5 @@ def seasonal_error(scaled: np.ndarray, season: int) -> np.ndarray:
     season = season if len(scaled) > season else 1
     change = np.abs(scaled[season:] - scaled[:-season])
     seen = np.isfinite(change)
-    found = np.where(seen, change, 0).sum(0, dtype=np.float64) / np.maximum(seen.sum(0), 1)
-    return np.where(found > 0, found, math.nan)
+    error = np.where(seen, change, 0).sum(0, dtype=np.float64) / np.maximum(seen.sum(0), 1)
+    return np.where(error > 0, error, math.nan)

@@ -117,8 +117,8 @@ def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]
     """Time of each row, or None."""
     cells = [row[time].strip() for row in rows]
     distinct = list(dict.fromkeys(filter(None, cells)))
-    known = dict(zip(distinct, read_times(distinct, file).values.tolist())) if distinct else {}
-    return [known.get(cell) for cell in cells]
+    moments = dict(zip(distinct, read_times(distinct, file).values.tolist())) if distinct else {}
+    return [moments.get(cell) for cell in cells]
 
 
 def numbered_series(names: list[str], moments: list[int | None], rows: list[TableRow]) -> tuple[str, ...]:
@@ -145,14 +145,15 @@ def comes_and_goes(column: str, names: list[str], moments: list[int | None], row
     others = [name for name in names if name != column]
     series: dict[tuple[str, ...], dict[int, str]] = {}
     for moment, row in zip(moments, rows):
-        found = series.setdefault(tuple(row[name] for name in others), {})
-        if moment is None or moment in found:
+        by_moment = series.setdefault(tuple(row[name] for name in others), {})
+        if moment is None or moment in by_moment:
             return False
-        found[moment] = row[column]
-    ordered = [[found[moment] for moment in sorted(found)] for found in series.values()]
+        by_moment[moment] = row[column]
+    ordered = [[by_moment[moment] for moment in sorted(by_moment)] for by_moment in series.values()]
     return any(
-        sum(one != other for one, other in pairwise(found)) >= len(set(found)) or 2 < len(found) < 2 * len(set(found))
-        for found in ordered
+        sum(one != other for one, other in pairwise(by_moment)) >= len(set(by_moment))
+        or 2 < len(by_moment) < 2 * len(set(by_moment))
+        for by_moment in ordered
     )
 
 

@@ -100,26 +100,26 @@ class SeriesTable(Data):
     """Stride between evaluated forecasts, over all steps of all series."""
 
     def load(self) -> SeriesDataset:
-        found = read_series(self.path, self.time_column, self.id_columns, self.columns)
-        horizon = self.horizon or default_horizon(found)
-        parts = [self.split(length, horizon) for length in found.lengths]
+        series = read_series(self.path, self.time_column, self.id_columns, self.columns)
+        horizon = self.horizon or default_horizon(series)
+        parts = [self.split(length, horizon) for length in series.lengths]
         short = sum(part.train <= horizon for part in parts)
-        notes = (describe(found), *found.notes)
+        notes = (describe(series), *series.notes)
         if short:
             notes += (f"{short:,} of {len(parts):,} series are too short to train on a forecast of {horizon} steps",)
         return build_dataset(
-            found.values,
-            found.lengths,
+            series.values,
+            series.lengths,
             parts,
-            found.roles.values,
-            found.frequency,
-            self.seq_len or default_seq_len(found, horizon),
+            series.roles.values,
+            series.frequency,
+            self.seq_len or default_seq_len(series, horizon),
             horizon,
             self.eval_stride,
-            ids=found.ids,
-            time_column=found.roles.time,
-            id_columns=found.roles.ids,
-            starts=tuple(found.starts.tolist()),
+            ids=series.ids,
+            time_column=series.roles.time,
+            id_columns=series.roles.ids,
+            starts=tuple(series.starts.tolist()),
             notes=notes,
         )
 
@@ -132,22 +132,22 @@ class SeriesTable(Data):
         return SplitEnds(left - validation, left, length)
 
 
-def describe(found: SeriesRows) -> str:
+def describe(series: SeriesRows) -> str:
     """Describe the detected columns, series and frequency."""
-    several = f" of {len(found.ids):,} series named by {shorten(found.roles.ids)}" if found.roles.ids else ""
-    return f"{shorten(found.roles.values)}{several}, steps of {found.frequency} by {found.roles.time}"
+    several = f" of {len(series.ids):,} series named by {shorten(series.roles.ids)}" if series.roles.ids else ""
+    return f"{shorten(series.roles.values)}{several}, steps of {series.frequency} by {series.roles.time}"
 
 
-def default_horizon(found: SeriesRows) -> int:
-    season, frequency = found.frequency.season, found.frequency
+def default_horizon(series: SeriesRows) -> int:
+    season, frequency = series.frequency.season, series.frequency
     if season > MAX_SEQ_LEN:  # an hour of minutes, a minute of seconds
         season = next((size // frequency.step for size in (HOUR, MINUTE) if size <= MAX_SEQ_LEN * frequency.step), 12)
-    return min(season if season > 1 else 12, max(max(found.lengths) // 10, 1))
+    return min(season if season > 1 else 12, max(max(series.lengths) // 10, 1))
 
 
-def default_seq_len(found: SeriesRows, horizon: int) -> int:
-    wanted = min(max(3 * horizon, 2 * found.frequency.season, 16), MAX_SEQ_LEN)
-    return max(min(wanted, max(found.lengths) // 2), 1)
+def default_seq_len(series: SeriesRows, horizon: int) -> int:
+    usual = min(max(3 * horizon, 2 * series.frequency.season, 16), MAX_SEQ_LEN)
+    return max(min(usual, max(series.lengths) // 2), 1)
 
 
 def read_series(
@@ -167,8 +167,8 @@ def version(file: str) -> tuple[str, int, int]:
     """Cache key of a file: name, size and modification time; different at each call for a URL."""
     if "://" in file:
         return file, 0, monotonic_ns()
-    found = os.stat(file)
-    return file, found.st_size, found.st_mtime_ns
+    status = os.stat(file)
+    return file, status.st_size, status.st_mtime_ns
 
 
 @lru_cache(1)  # a run reads its table several times
@@ -193,8 +193,8 @@ def read_files(
         raise UserError(f"{path}: times are written in several ways: write all of them {HINT}")
     kind = min(kinds)
     if frequency and kind.counted != (frequency.unit == "row"):
-        found, known = ("numbers", "dates") if kind.counted else ("dates", "numbers")
-        raise UserError(f"{path}: the times are {found}; those that the model was trained on were {known}")
+        here, in_training = ("numbers", "dates") if kind.counted else ("dates", "numbers")
+        raise UserError(f"{path}: the times are {here}; those that the model was trained on were {in_training}")
     rows = Rows(
         np.frombuffer(times, np.int64),
         np.frombuffer(series, np.int32),
@@ -226,10 +226,10 @@ def read_rows(
             raise UserError(f"{table.file}, row {first + moments.index(missing[0])}: no time")
         series.extend([ids.setdefault(name, len(ids)) for name in names])
         values.frombytes(np.stack(columns, 1).tobytes())
-        found = read_times(distinct, table.file)
-        kinds.add(TimeKind(*found[1:]))
-        known = dict(zip(distinct, found.values.tolist()))
-        times.extend([known[moment] for moment in moments])
+        parsed = read_times(distinct, table.file)
+        kinds.add(TimeKind(*parsed[1:]))
+        parsed_moments = dict(zip(distinct, parsed.values.tolist()))
+        times.extend([parsed_moments[moment] for moment in moments])
         first += len(chunk)
     return kinds
 
@@ -255,12 +255,12 @@ def split_name(name: str, columns: int) -> list[str]:
 def read_column(cells: list[str], file: str, first: int, column: str) -> np.ndarray:
     """The numbers of a column, float64, NaN where missing; `first` is the number of the first row."""
     try:
-        found = np.array(cells, dtype=np.float64)
+        numbers = np.array(cells, dtype=np.float64)
     except ValueError:  # a cell is missing, or no number
-        found = np.array([read_value(cell, file, row, column) for row, cell in enumerate(cells, first)])
-    if np.isinf(found).any():
-        raise UserError(f"{file}, row {first + int(np.isinf(found).argmax())}: {column} is infinite")
-    return found
+        numbers = np.array([read_value(cell, file, row, column) for row, cell in enumerate(cells, first)])
+    if np.isinf(numbers).any():
+        raise UserError(f"{file}, row {first + int(np.isinf(numbers).argmax())}: {column} is infinite")
+    return numbers
 
 
 def read_value(cell: str, file: str, row: int, column: str) -> float:
@@ -276,31 +276,31 @@ def read_value(cell: str, file: str, row: int, column: str) -> float:
 
 
 def to_grid(
-    rows: Rows, ids: tuple[str, ...], roles: Roles, kind: TimeKind, where: str, wanted: Frequency | None
+    rows: Rows, ids: tuple[str, ...], roles: Roles, kind: TimeKind, where: str, given: Frequency | None
 ) -> SeriesRows:
     notes = [f"{' and '.join(roles.joined)} are joined as {roles.time}"] if roles.joined else []
     notes += [f"not read: {shorten(roles.unread)}"] if roles.unread else []
     rows = in_order(rows, notes)
     if not kind.counted:
-        rows, kind = read_clocks(rows, kind, wanted, notes)
+        rows, kind = read_clocks(rows, kind, given, notes)
     refuse_repeated(rows, ids, roles, kind, where)
-    if wanted:
-        frequency = wanted.replace(notation=kind.notation)
+    if given:
+        frequency = given.replace(notation=kind.notation)
     else:
         frequency = detect_frequency(rows.times, rows.series, kind.counted, where, kind.notation)
     check_regular(rows.times, rows.series, frequency, where)
     bounds = np.concatenate([[0], np.flatnonzero(np.diff(rows.series)) + 1, [len(rows.series)]])
     firsts, lasts = bounds[:-1], bounds[1:] - 1
     values, lengths = fill_gaps(rows, bounds, frequency, where, notes)
-    found = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
-    if found:
-        notes.append(f"constant: {shorten(found)}")
+    constant = [roles.values[column] for column in range(values.shape[1]) if is_constant(values[:, column])]
+    if constant:
+        notes.append(f"constant: {shorten(constant)}")
     names = tuple(ids[number] for number in rows.series[firsts])
     starts, ends = rows.times[firsts], rows.times[lasts]
     return SeriesRows(values, lengths.tolist(), starts, ends, names, frequency, roles, tuple(notes))
 
 
-def read_clocks(rows: Rows, kind: TimeKind, wanted: Frequency | None, notes: list[str]) -> tuple[Rows, TimeKind]:
+def read_clocks(rows: Rows, kind: TimeKind, given: Frequency | None, notes: list[str]) -> tuple[Rows, TimeKind]:
     """Undo what the clocks of a table do to equal steps: local days, repeated hours, inexact times."""
     if are_local_days(rows.times, rows.series, kind.midnights):
         notes += ["times are local midnights: their dates are read"] if (rows.times % DAY).any() else []
@@ -310,7 +310,7 @@ def read_clocks(rows: Rows, kind: TimeKind, wanted: Frequency | None, notes: lis
         twice = plural(len(doubled), "time occurs", "times occur")
         notes.append(f"{twice} twice as clocks are set back, such as {first}: means are read")
         rows = Rows(*join_doubled(*rows, doubled))
-    return rows._replace(times=even_times(rows.times, rows.series, wanted, notes)), kind
+    return rows._replace(times=even_times(rows.times, rows.series, given, notes)), kind
 
 
 def refuse_repeated(rows: Rows, ids: tuple[str, ...], roles: Roles, kind: TimeKind, where: str) -> None:

@@ -30,7 +30,7 @@ log = logging.getLogger("allmlp.data")
 Format = Literal["raw", "jpeg", "webp"]
 SUFFIX = {"raw": "ppm", "jpeg": "jpg", "webp": "webp"}
 LONGEST = {"jpeg": 65_500, "webp": 16_383}
-"""Most pixels on a side that can be encoded."""
+"""The longest side, in pixels, that a format can encode."""
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 """Split of a dataset -> prefix of its shard names."""
 
@@ -95,13 +95,13 @@ def encoded(split: Split) -> tuple[EncodedImages, Tensor]:
 
 def claim(folder: Path, settings: dict[str, Any]) -> None:
     """Start a folder, or continue one that was started with the same settings."""
-    known = read_manifest(folder)
-    if known is None and folder.is_dir() and any(name[0] != "." for name in os.listdir(folder)):
+    manifest = read_manifest(folder)
+    if manifest is None and folder.is_dir() and any(name[0] != "." for name in os.listdir(folder)):
         raise UserError(f"{folder} is not empty: name a new folder for the shards")
-    if known is not None and (other := [name for name in settings if known.get(name) != settings[name]]):
+    if manifest is not None and (other := [name for name in settings if manifest.get(name) != settings[name]]):
         what = "other images" if "data" in other else f"another {other[0]}"
         raise UserError(f"{folder} has shards of {what}: remove it, or name a new folder")
-    if known is None:
+    if manifest is None:
         folder.mkdir(parents=True, exist_ok=True)
         write_manifest(folder, settings | {"complete": False})
 
@@ -129,14 +129,14 @@ def write_shard(file: Path, source: EncodedImages, indices: list[int], first: in
     def write(target: Path) -> None:
         nonlocal written
         with tarfile.open(target, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for number, found in enumerate(read_ahead(convert, indices, 2 * workers, workers)):
+            for number, converted in enumerate(read_ahead(convert, indices, 2 * workers, workers)):
                 index = indices[number]
-                if isinstance(found, CorruptImage):
-                    source.corrupt[index] = str(found)
-                    check_corrupt(source.decode, source.name(index), found, source.skipped, len(source))
-                    log.warning("left out %s: %s", printable(source.name(index)), found)
+                if isinstance(converted, CorruptImage):
+                    source.corrupt[index] = str(converted)
+                    check_corrupt(source.decode, source.name(index), converted, source.skipped, len(source))
+                    log.warning("left out %s: %s", printable(source.name(index)), converted)
                     continue
-                for suffix, data in ((SUFFIX[to.form], found), ("cls", b"%d" % int(source.labels[index]))):
+                for suffix, data in ((SUFFIX[to.form], converted), ("cls", b"%d" % int(source.labels[index]))):
                     info = tarfile.TarInfo(f"{first + number:09}.{suffix}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))

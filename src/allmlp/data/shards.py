@@ -133,8 +133,8 @@ class Shard(NamedTuple):
     def stamp(self) -> tuple[int, str]:
         """Size, and a string that changes with the content."""
         if not self.remote:
-            found = os.stat(self.path)
-            return found.st_size, str(found.st_mtime_ns)
+            status = os.stat(self.path)
+            return status.st_size, str(status.st_mtime_ns)
         info, changing = self.remote.info(self.path), ("ETag", "mtime", "LastModified", "created")
         return int(info["size"]), " ".join(str(info.get(key, "")) for key in changing)
 
@@ -193,15 +193,15 @@ class ShardImages(EncodedImages):
 
 def find(text: str) -> list[Shard]:
     """List the shards of comma-separated folders, files, patterns and ranges."""
-    found: list[Shard] = []
+    shards: list[Shard] = []
     for place in split_commas(text):
         for path in [place] if os.path.exists(place) else expand_range(place):
             if "://" in path:
                 remote, files = glob_remote(path if path.endswith(".tar") else f"{path.rstrip('/')}/*.tar")
-                found += [Shard(file, remote) for file in files]
+                shards += [Shard(file, remote) for file in files]
             else:
-                found += find_local(path)
-    return found
+                shards += find_local(path)
+    return shards
 
 
 def expand_range(pattern: str) -> list[str]:
@@ -240,8 +240,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        found = json.loads(read_regular(file))
-        return found if isinstance(found, dict) else {}
+        manifest = json.loads(read_regular(file))
+        return manifest if isinstance(manifest, dict) else {}
     except (OSError, ValueError) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
 
@@ -333,9 +333,9 @@ def scan(shard: Shard, label: str) -> ShardIndex:
     labeled = [sample for sample in samples.values() if "image" in sample and len(sample) > 1]
     # Beside key.cls, key.json may have anything.
     rows = [(*sample["image"], sample.get(".cls", sample.get(".json"))) for sample in labeled]
-    for *_, found in rows:
-        if isinstance(found, UserError):
-            raise found
+    for *_, label_or_fault in rows:
+        if isinstance(label_or_fault, UserError):
+            raise label_or_fault
     if not rows:
         raise UserError(f"{shard} has no labeled images: it needs key.jpg and key.cls or key.json")
     return ShardIndex(*np.array(rows, dtype=np.int64).T.copy())

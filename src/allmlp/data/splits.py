@@ -102,9 +102,9 @@ def split_by_group(
         size = Counter(labels[index] for index in inside)
         chosen = "train"
         if all(left[label] > 1 for label in size):
-            wanted = {name: sum(max(min(size[c], free[c]), 0) for c in size) for name, free in room.items()}
+            needed = {name: sum(max(min(size[c], free[c]), 0) for c in size) for name, free in room.items()}
             # A group larger than the remaining number is held out if at least half of it is needed.
-            chosen = next((name for name in wanted if 2 * wanted[name] >= len(inside)), "train")
+            chosen = next((name for name in needed if 2 * needed[name] >= len(inside)), "train")
         splits[chosen] += inside
         if chosen != "train":
             left.subtract(size.keys())
@@ -122,22 +122,22 @@ def divide(split: Split, val_fraction: float, test_fraction: float, seed: int) -
     """Training, validation and test part of a labeled split."""
     labels = labels_of(split).tolist()
     numbers = range(len(labels))
-    found = split_by_group(labels, numbers, [*map(str, numbers)], val_fraction, test_fraction, seed)
-    train, validation, test = (subset(split, torch.tensor(indices)) for indices in found)
+    indices_of = split_by_group(labels, numbers, [*map(str, numbers)], val_fraction, test_fraction, seed)
+    train, validation, test = (subset(split, torch.tensor(indices)) for indices in indices_of)
     return train, validation, test
 
 
 def shares(counts: Counter[Hashable], fraction: float, start: float) -> Counter[Hashable]:
     """Examples per class for this fraction, rounded so that errors of small classes cancel; at least one in all."""
-    found: Counter[Hashable] = Counter()
+    quotas: Counter[Hashable] = Counter()
     due = start
     for label, count in counts.items():
         due += fraction * count
-        found[label] = int(due + 1e-6)  # 0.15 + 0.15 + ... may be slightly below a whole number
-        due -= found[label]
-    if not found.total():
-        found[counts.most_common(1)[0][0]] = 1
-    return found
+        quotas[label] = int(due + 1e-6)  # 0.15 + 0.15 + ... may be slightly below a whole number
+        due -= quotas[label]
+    if not quotas.total():
+        quotas[counts.most_common(1)[0][0]] = 1
+    return quotas
 
 
 def hash_name(seed: int, name: str) -> bytes:
@@ -168,11 +168,11 @@ def similar_class_note(classes: Iterable[str]) -> list[str]:
 
 def overlap_notes(train: Iterable[Hashable], others: Mapping[str, Sequence[Hashable]], noun: str) -> list[str]:
     """A note for each split that shares examples with the training split."""
-    known = set(train)
-    found = {name: sum(key in known for key in keys) for name, keys in others.items()}
+    train_keys = set(train)
+    shared = {name: sum(key in train_keys for key in keys) for name, keys in others.items()}
     return [
         f"{count:,} of {len(others[name]):,} {name} {noun} are also training {noun}"
-        for name, count in found.items()
+        for name, count in shared.items()
         if count
     ]
 

@@ -1,4 +1,4 @@
-"""SQuAD v1.1 and v2.0 and tables alike: windows of the context for training, whole questions for evaluation."""
+"""SQuAD v1.1 and v2.0, and tables of questions: windows of the context for training, all of them for evaluation."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class TokenizedQuestion:
     @cached_property
     def answer(self) -> tuple[int, int] | None:
         """First and last token of the first answer that is found in the context."""
-        found = (answer_tokens(self.context, answer) for answer in self.answers)
-        return next((tokens for tokens in found if tokens is not None), None)
+        spans = (answer_tokens(self.context, answer) for answer in self.answers)
+        return next((tokens for tokens in spans if tokens is not None), None)
 
 
 class WindowConfig(NamedTuple):
@@ -299,11 +299,11 @@ def read_file(file: str) -> list[SquadExample]:
     with open_file(path) as binary:
         content = binary.read()
     try:
-        found = list(parse(json.loads(content)))
+        examples = list(parse(json.loads(content)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         what = f"{reason} is missing" if isinstance(reason, KeyError) else one_line(reason)
         raise UserError(f"{file} is not a SQuAD file (JSON with data, paragraphs, context and qas): {what}") from None
-    return found or refuse_empty(file)
+    return examples or refuse_empty(file)
 
 
 def refuse_empty(file: str) -> NoReturn:
@@ -351,8 +351,8 @@ def parse_answers(given: str, start: str | int) -> Iterator[ReferenceAnswer]:
     if isinstance(value, str):
         value = [{"text": value, "answer_start": start}] if value else []
     for answer in value:
-        known = {"text": answer} if isinstance(answer, str) else answer
-        yield ReferenceAnswer(clean(known["text"]), int(known.get("answer_start") or 0))
+        fields = {"text": answer} if isinstance(answer, str) else answer
+        yield ReferenceAnswer(clean(fields["text"]), int(fields.get("answer_start") or 0))
 
 
 def clean(text: Any) -> str:
@@ -433,14 +433,14 @@ def eval_batch(questions: Sequence[TokenizedQuestion], tokenizer: Tokenizer, win
     ids, segments = np.full(shape, tokenizer.pad_token_id, np.int32), np.zeros(shape, np.uint8)
     starts, ends = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     for number, question in enumerate(questions):
-        own = parts[number]
-        ids[number, : len(own)], segments[number, : len(own)] = encode_windows(
-            [(question, part) for part in own], tokenizer, windows.seq_len
+        question_parts = parts[number]
+        ids[number, : len(question_parts)], segments[number, : len(question_parts)] = encode_windows(
+            [(question, part) for part in question_parts], tokenizer, windows.seq_len
         )
-        for window, part in enumerate(own):
+        for window, part in enumerate(question_parts):
             ends[number, window, question.offset : question.offset + len(part)] = True
-        for token, window in enumerate(max_context_windows(own, len(question.context.ids))):
-            starts[number, window, question.offset + token - own[window].start] = True
+        for token, window in enumerate(max_context_windows(question_parts, len(question.context.ids))):
+            starts[number, window, question.offset + token - question_parts[window].start] = True
     tensors = [torch.from_numpy(array) for array in (ids, segments, starts, ends)]
     return SquadEvalBatch(*tensors, question_index=torch.arange(len(questions)))
 

@@ -146,8 +146,8 @@ def read_separated(file: str, separators: str) -> Table:
 
     def rows() -> Iterator[TableRow]:
         with open_strictly(file, cell_format.newline) as text:
-            found = split_cells(read_lines(text, file), cell_format, file)
-            for number, cells in found:
+            numbered_rows = split_cells(read_lines(text, file), cell_format, file)
+            for number, cells in numbered_rows:
                 if header and cells == sample[0]:  # also further down, where files were joined
                     continue
                 if len(cells) != len(columns):
@@ -289,10 +289,10 @@ def unique(names: Sequence[str]) -> Iterator[str]:
     """Make names unique by appending a number to repeated ones."""
     taken, seen = set(names), set[str]()
     for name in names:
-        own = name if name not in seen else next(new for i in count(2) if (new := f"{name}_{i}") not in taken)
-        taken.add(own)
+        unique_name = name if name not in seen else next(new for i in count(2) if (new := f"{name}_{i}") not in taken)
+        taken.add(unique_name)
         seen.add(name)
-        yield own
+        yield unique_name
 
 
 def test_names(files: Sequence[str]) -> tuple[str, ...]:
@@ -347,16 +347,16 @@ def read_parquet(file: str, nested: Collection[str] = ()) -> Table:
         nanoseconds = types.is_timestamp(column.type) and column.type.unit == "ns"
         return column.cast(arrow.timestamp("us", column.type.tz), safe=False) if nanoseconds else column
 
-    with open_parquet(file) as found:
-        kinds = {field.name: field.type for field in found.schema_arrow}
+    with open_parquet(file) as parquet:
+        kinds = {field.name: field.type for field in parquet.schema_arrow}
     skipped = (types.is_nested, types.is_binary, types.is_large_binary)
     columns = [name for name, kind in kinds.items() if name in nested or not any(skip(kind) for skip in skipped)]
     if not columns:
         raise UserError(f"{file} has no columns of text or numbers")
 
     def rows() -> Iterator[TableRow]:
-        with open_parquet(file) as found:
-            for batch in found.iter_batches(1024, columns=columns):
+        with open_parquet(file) as parquet:
+            for batch in parquet.iter_batches(1024, columns=columns):
                 for values in zip(*(to_microseconds(column).to_pylist() for column in batch.columns)):
                     yield dict(zip(columns, map(as_text, values)))
 

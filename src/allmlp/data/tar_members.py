@@ -1,6 +1,6 @@
 """The files in a tar archive, listed by their headers.
 
-tarfile takes several times as long per header, and keeps all members in memory. Here it reads only the unusual ones:
+tarfile takes several times as long per header, and keeps all members in memory. Here it reads only unusual headers:
 long names, sparse files, large numbers.
 """
 
@@ -43,14 +43,14 @@ def members(file: IO[bytes]) -> Iterator[Member]:
         else:
             file.seek(place)
             with tarfile.open(fileobj=file, mode="r:") as tar:
-                found, after = tar.next(), tar.offset
-            if found is None or after <= place:
+                member, after = tar.next(), tar.offset
+            if member is None or after <= place:
                 # tarfile treats a damaged header as the end of the archive, which is a block of zeros.
                 if header != bytes(BLOCK):
                     raise tarfile.ReadError(f"truncated or damaged at byte {place:,}")
                 return
-            if found.isfile():
-                yield Member(found.name, found.offset_data, found.size)
+            if member.isfile():
+                yield Member(member.name, member.offset_data, member.size)
             place = after
 
 

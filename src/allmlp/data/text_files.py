@@ -41,7 +41,7 @@ REPLACED = "\ufffd"
 MANY_REPLACED = 0.001
 """Above this fraction of the characters, a text is in another encoding; a few bytes may be damaged in any."""
 WARNED: set[str] = set()
-"""Folders of files of which a warning has been given."""
+"""Folders for whose files a warning has been given."""
 PEEKED_CHARS = PEEKED_BYTES = 2**16
 PATTERN_MARKS = "*?[{"
 ABOUT_DATA = re.compile(r"readme.*|(licen[sc]e|copying)([.-].*)?", re.IGNORECASE)
@@ -58,8 +58,8 @@ def file_system(url: str) -> tuple[Any, str]:
         raise
     except ImportError as reason:
         protocol = url.partition("://")[0].rpartition("::")[2]
-        own = any(package in str(reason) for package in REMOTE_PACKAGES)
-        hint = "pip install 'allmlp[remote]'" if own else one_line(reason)
+        is_ours = any(package in str(reason) for package in REMOTE_PACKAGES)
+        hint = "pip install 'allmlp[remote]'" if is_ours else one_line(reason)
         raise MissingExtra(f"{protocol}:// needs a package that is not installed: {hint}") from reason
     except Exception as reason:  # unknown protocol, wrong options, no network: every file system has its own
         raise UserError(f"cannot read {url}: {one_line(reason) or type(reason).__name__}") from reason
@@ -67,11 +67,11 @@ def file_system(url: str) -> tuple[Any, str]:
 
 def find_files(paths: str) -> list[str]:
     """List the files of comma-separated paths, folders, patterns (*, ?) and URLs."""
-    found: list[str] = []
+    all_files: list[str] = []
     for text in split_commas(paths):
         if "://" in text:
             system, matching = glob_remote(text)
-            found += map(system.unstrip_protocol, matching)
+            all_files += map(system.unstrip_protocol, matching)
             continue
         path = expand_user(text)
         if path.is_dir():
@@ -80,18 +80,18 @@ def find_files(paths: str) -> list[str]:
             files = [path]
         elif glob.has_magic(text):
             anchor = Path(path.anchor)
-            known = first_folder(path)
-            visible = any(part.startswith(".") for part in path.relative_to(known).parts)
+            parent = first_folder(path)
+            visible = any(part.startswith(".") for part in path.relative_to(parent).parts)
             matched = anchor.glob(str(path.relative_to(anchor)))
-            files = sorted(file for file in matched if file.is_file() and (visible or not is_hidden(file, known)))
+            files = sorted(file for file in matched if file.is_file() and (visible or not is_hidden(file, parent)))
         else:
             files = []
         if not files:
             raise UserError(f"no text files at {text}")
-        found += map(str, files)
-    if not found:
+        all_files += map(str, files)
+    if not all_files:
         raise UserError("no text to read: set data.path to files, folders, patterns or URLs, separated by commas")
-    return found
+    return all_files
 
 
 def leave_out(files: list[str], paths: str) -> tuple[list[str], list[str]]:
@@ -114,13 +114,13 @@ def split_commas(paths: str, is_there: Callable[[str], bool] | None = None) -> l
     """Split at commas. File names may contain commas: a part that does not exist is extended until it does."""
     if paths and "://" not in paths and os.path.exists(expand_user(paths)):
         return [paths]
-    pieces, found = paths.split(","), list[str]()
+    pieces, places = paths.split(","), list[str]()
     while pieces:
         joined = [",".join(pieces[:count]).strip() for count in range(1, len(pieces) + 1)]
         count = next((count for count, place in enumerate(joined, 1) if (is_there or exists)(place)), 1)
-        found.append(joined[count - 1])
+        places.append(joined[count - 1])
         pieces = pieces[count:]
-    return [part for part in found if part]
+    return [part for part in places if part]
 
 
 def exists(place: str) -> bool:
@@ -393,7 +393,7 @@ def open_parquet(file: str) -> Iterator[Any]:
     """Open a Parquet file; UserError if it cannot be read."""
     parquet, arrow = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
     try:
-        with parquet.ParquetFile(open_raw(file) if "://" in file else file) as found:
-            yield found
+        with parquet.ParquetFile(open_raw(file) if "://" in file else file) as opened:
+            yield opened
     except (OSError, arrow.ArrowException) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from reason

@@ -52,11 +52,11 @@ class TextFolder:
     @cached_property
     def strays(self) -> list[str]:
         """Text files that are not in a class folder."""
-        used, found = {one.folder for one in self.classes}, list[Path]()
+        used, files = {one.folder for one in self.classes}, list[Path]()
         for place, inner, _ in os.walk(self.path):
             inner[:] = [name for name in inner if not name.startswith(".") and Path(place, name) not in used]
-            found += [Path(place, name) for name in text_files(Path(place))]
-        return sorted(str(file.relative_to(self.path)) for file in found)
+            files += [Path(place, name) for name in text_files(Path(place))]
+        return sorted(str(file.relative_to(self.path)) for file in files)
 
     def has_classes(self) -> bool:
         """Whether the folders seem to be classes, and not parts of a corpus."""
@@ -85,17 +85,17 @@ class TextFolder:
 
     def notes(self) -> list[str]:
         labels = sorted({one.folder.name for one in self.classes})
-        found = [
+        notes = [
             f"every folder of text files is a class, every file a text: {listing(labels)}; for a language model, name "
             f"the files: '{self.path}/**/*.txt'"
         ]
         if self.strays:
             are = plural(len(self.strays), "text file is", "text files are")
-            found.append(f"{are} outside of class folders and not used: {listing(self.strays)}")
+            notes.append(f"{are} outside of class folders and not used: {listing(self.strays)}")
         if self.not_utf8:
             are = plural(len(self.not_utf8), "file is", "files are")
-            found.append(f"{are} not UTF-8, so that letters are missing: {listing(sorted(self.not_utf8))}")
-        return found
+            notes.append(f"{are} not UTF-8, so that letters are missing: {listing(sorted(self.not_utf8))}")
+        return notes
 
 
 def text_files(folder: Path) -> list[str]:

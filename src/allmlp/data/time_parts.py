@@ -57,24 +57,24 @@ def join_time_parts(table: Table, time: str, taken: Sequence[str]) -> tuple[Tabl
 
 def calendar_parts(cells: dict[str, list[str]]) -> TimeColumns | None:
     """Columns of year and month, optionally day, hour and minute; or of year and quarter, or year and week."""
-    named = {part: named_column([*cells], "", known, "") for part, (_, known) in PARTS.items()}
-    found = {part: name for part, name in named.items() if name and fits(part, cells[name])}
-    if "year" not in found:
+    named = {part: named_column([*cells], "", names, "") for part, (_, names) in PARTS.items()}
+    columns = {part: name for part, name in named.items() if name and fits(part, cells[name])}
+    if "year" not in columns:
         return None
-    first = first_hour(cells[found["hour"]]) if "hour" in found else 0
+    first = first_hour(cells[columns["hour"]]) if "hour" in columns else 0
 
     def join(time: list[str]) -> str:
         year, month, day, hour, minute = (*time, *("", "", "1", "0", "0")[len(time) :])
         date = f"{year}-{month_number(month):0>2}-{day:0>2}"
         return f"{date} {hour_text(hour, first)}:{minute:0>2}" if len(time) > 3 else date
 
-    whole = [*takewhile(found.__contains__, ("year", "month", "day", "hour", "minute"))]
+    whole = [*takewhile(columns.__contains__, ("year", "month", "day", "hour", "minute"))]
     if len(whole) > 1:
-        return TimeColumns(tuple(found[part] for part in whole), "date", join)
-    if "quarter" in found:
-        return TimeColumns((found["year"], found["quarter"]), "date", lambda time: f"{time[0]}Q{time[1][-1]}")
-    if "week" in found:
-        return TimeColumns((found["year"], found["week"]), "date", lambda time: f"{time[0]}-W{time[1]:0>2}")
+        return TimeColumns(tuple(columns[part] for part in whole), "date", join)
+    if "quarter" in columns:
+        return TimeColumns((columns["year"], columns["quarter"]), "date", lambda time: f"{time[0]}Q{time[1][-1]}")
+    if "week" in columns:
+        return TimeColumns((columns["year"], columns["week"]), "date", lambda time: f"{time[0]}-W{time[1]:0>2}")
     return None
 
 

@@ -105,12 +105,12 @@ def growth(part: Any) -> float:
         return math.prod(map(growth, part))
     if not isinstance(part, dict):
         return 1.0
-    own = 1.0
+    factor = 1.0
     if part.get("type") == "Replace" and isinstance(part.get("pattern"), dict):
         # A regular expression may match the empty text before every character.
         content, pattern = str(part.get("content", "")), str(part["pattern"].get("String", ""))
-        own = max(len(content) / len(pattern), 1.0) if pattern else len(content) + 1.0
-    return own * math.prod(growth(inner) for inner in part.values() if isinstance(inner, (dict, list)))
+        factor = max(len(content) / len(pattern), 1.0) if pattern else len(content) + 1.0
+    return factor * math.prod(growth(inner) for inner in part.values() if isinstance(inner, (dict, list)))
 
 
 class Tokenizer:
@@ -132,7 +132,7 @@ class Tokenizer:
 
     def first_id(self, tokens: Iterable[str]) -> int | None:
         """The id of the first of these tokens that the vocabulary has."""
-        return next((found for token in tokens if (found := self.tokenizer.token_to_id(token)) is not None), None)
+        return next((number for token in tokens if (number := self.tokenizer.token_to_id(token)) is not None), None)
 
     @property
     def mask_token_id(self) -> int:
@@ -147,17 +147,17 @@ class Tokenizer:
         """Token ids of each text, without [CLS] and [SEP]. A [PAD] in the text is unknown, not padding."""
         with one_line_failures():
             try:
-                found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+                encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             except TypeError:
                 texts = [*map(replace_surrogates, texts)]
-                found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [self.without_padding(one.ids) for one in found]
+                encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [self.without_padding(one.ids) for one in encodings]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a text, as in `encode`, and the (start, end) characters of each."""
         with one_line_failures():
-            found = self.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
-        return self.without_padding(found.ids), found.offsets
+            encoding = self.tokenizer.encode(replace_surrogates(text), add_special_tokens=False)
+        return self.without_padding(encoding.ids), encoding.offsets
 
     def without_padding(self, ids: list[int]) -> list[int]:
         pad, unknown = self.pad_token_id, self.unk_token_id
@@ -173,17 +173,17 @@ class Tokenizer:
         """Whether each token, b s, is the [CLS] of a text; if it is the same token as [SEP], the one after a [SEP] or
         first in the row.
         """
-        found = ids == self.cls_token_id
+        is_cls = ids == self.cls_token_id
         if self.cls_token_id != self.sep_token_id:
-            return found
-        return found & F.pad(found[:, :-1], (1, 0), value=True) & ~F.pad(found[:, 1:], (0, 1), value=True)
+            return is_cls
+        return is_cls & F.pad(is_cls[:, :-1], (1, 0), value=True) & ~F.pad(is_cls[:, 1:], (0, 1), value=True)
 
     def padding(self, ids: Tensor) -> Tensor:
         """Whether each token, b s, is padding; if [PAD] is the same token as [SEP], one that follows another."""
-        found = ids == self.pad_token_id
+        is_pad = ids == self.pad_token_id
         if self.pad_token_id != self.sep_token_id:
-            return found
-        return found & F.pad(found[:, :-1], (1, 0)) & ~self.starts(ids)
+            return is_pad
+        return is_pad & F.pad(is_pad[:, :-1], (1, 0)) & ~self.starts(ids)
 
     @cached_property
     def special_tokens_mask(self) -> Tensor:
@@ -236,8 +236,8 @@ def train_tokenizer(spec: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         tokenizer.decoder = tokenizers.decoders.Metaspace()
         trainer = trainers.UnigramTrainer(unk_token=UNK_TOKEN, **options)
     try:
-        found = (shorten_words(replace_surrogates(text)) for text in islice(texts, spec.max_documents))
-        tokenizer.train_from_iterator((text for text in found if text.strip()), trainer)
+        shortened = (shorten_words(replace_surrogates(text)) for text in islice(texts, spec.max_documents))
+        tokenizer.train_from_iterator((text for text in shortened if text.strip()), trainer)
     except UserError:  # of the reader
         raise
     except Exception as reason:  # the trainers raise plain exceptions
@@ -267,10 +267,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     tokenizers = require("tokenizers", "text")
     path = expand_user(path)
     if path.is_dir():
-        found = [path / name for name in (TOKENIZER_FILE, "vocab.txt") if (path / name).is_file()]
-        if not found:
+        files = [path / name for name in (TOKENIZER_FILE, "vocab.txt") if (path / name).is_file()]
+        if not files:
             raise UserError(f"{path} has neither {TOKENIZER_FILE} nor vocab.txt")
-        path = found[0]
+        path = files[0]
     try:
         text = path.read_text(encoding="utf8")
     except (OSError, UnicodeError) as reason:
@@ -297,7 +297,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def parse_tokenizer(text: str, name: str) -> Tokenizer:
     try:
         with one_line_failures(f"{name} is not a tokenizer"):
-            found = require("tokenizers", "text").Tokenizer.from_str(text)
+            tokenizer = require("tokenizers", "text").Tokenizer.from_str(text)
         normalizer = json.loads(text).get("normalizer")
     except UserError:
         raise
@@ -305,4 +305,4 @@ def parse_tokenizer(text: str, name: str) -> Tokenizer:
         raise UserError(f"{name} is not a tokenizer: {one_line(reason)}") from None
     if (times := growth(normalizer)) > MAX_GROWTH:
         raise UserError(f"{name} may make a text {times:,.0f} times as long, more than {MAX_GROWTH}: it is not used")
-    return Tokenizer(found)
+    return Tokenizer(tokenizer)

@@ -96,10 +96,10 @@ class Workers:
         return self.map_in_threads(items)
 
     def map_in_threads(self, items: Sequence[Any]) -> tuple[np.ndarray, list[int]]:
-        found = np.empty((len(items), *self.shape), dtype=np.uint8)
+        rows = np.empty((len(items), *self.shape), dtype=np.uint8)
         jobs = split(len(items), self.count, AT_ONCE_THREAD)
-        failed = self.threads.map(lambda job: fill(found, job.start, items[job.start : job.stop], self.function), jobs)
-        return found, [position for some in failed for position in some]
+        failed = self.threads.map(lambda job: fill(rows, job.start, items[job.start : job.stop], self.function), jobs)
+        return rows, [position for some in failed for position in some]
 
     def ready_processes(self, items: int) -> WorkerProcesses | None:
         """The processes, if they are ready; they are started when enough items have been computed."""
@@ -131,12 +131,12 @@ def split(items: int, workers: int, most: int) -> list[range]:
     return [range(first, min(first + size, items)) for first in range(0, items, size)]
 
 
-def fill(found: np.ndarray, first: int, items: Sequence[Any], function: Function) -> list[int]:
+def fill(rows: np.ndarray, first: int, items: Sequence[Any], function: Function) -> list[int]:
     """Write function(item) into the rows from `first` on; returns those that failed."""
     failed = []
     for position, item in enumerate(items, first):
         try:
-            found[position] = function(item)
+            rows[position] = function(item)
         except Exception:  # the caller computes it again, and sees the error
             failed.append(position)
     return failed
@@ -189,13 +189,13 @@ class WorkerProcesses:
 
     def map(self, items: Sequence[Any]) -> tuple[np.ndarray, list[int]]:
         """As `Workers.map`; EOFError or OSError if a process has ended."""
-        offset, found = self.memory.take((len(items), *self.shape))
+        offset, rows = self.memory.take((len(items), *self.shape))
         folder = os.getcwd()
         jobs = [
-            Job(folder, offset, found.shape, part.start, items[part.start : part.stop])
+            Job(folder, offset, rows.shape, part.start, items[part.start : part.stop])
             for part in split(len(items), self.count, AT_ONCE_PROCESS)
         ]
-        return found, self.dispatcher.compute(found, jobs)
+        return rows, self.dispatcher.compute(rows, jobs)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -207,8 +207,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 class Call:
     """A call of `map`, done when all of its jobs are. It refers to the array as long as a process may write to that."""
 
-    def __init__(self, found: np.ndarray, jobs: int) -> None:
-        self.found, self.jobs, self.done = found, jobs, threading.Event()
+    def __init__(self, rows: np.ndarray, jobs: int) -> None:
+        self.rows, self.jobs, self.done = rows, jobs, threading.Event()
         self.failed: list[int] = []
 
     def add(self, failed: list[int]) -> None:
@@ -253,9 +253,9 @@ class Dispatcher:
         except Exception as error:  # what cannot be pickled raises many types
             return one_line(error) or type(error).__name__
 
-    def compute(self, found: np.ndarray, jobs: Sequence[Job]) -> list[int]:
-        """Have the jobs fill `found`; returns the positions that failed."""
-        call, messages = Call(found, len(jobs)), [pickle.dumps(job, pickle.HIGHEST_PROTOCOL) for job in jobs]
+    def compute(self, rows: np.ndarray, jobs: Sequence[Job]) -> list[int]:
+        """Have the jobs fill `rows`; returns the positions that failed."""
+        call, messages = Call(rows, len(jobs)), [pickle.dumps(job, pickle.HIGHEST_PROTOCOL) for job in jobs]
         with self.lock:
             if self.has_ended:
                 raise EOFError
@@ -316,10 +316,10 @@ class SharedMemory:
             free = self.free[length]
             buffer = free.pop() if free else self.grow(length)
         offset, content = buffer
-        found = np.frombuffer(content, dtype=np.uint8, count=needed)
+        array = np.frombuffer(content, dtype=np.uint8, count=needed)
         # Runs in any thread, also within the lock: appending needs none.
-        weakref.finalize(found, free.append, buffer)
-        return offset, found.reshape(shape)
+        weakref.finalize(array, free.append, buffer)
+        return offset, array.reshape(shape)
 
     def grow(self, length: int) -> tuple[int, mmap.mmap]:
         offset = self.size
@@ -378,8 +378,8 @@ def answer(connection: Connection, memory: int, function: Function) -> None:
         job: Job = connection.recv()
         os.chdir(job.folder)
         needed = math.prod(job.shape)
-        found = map_buffer(memory, job.offset, buffer_length(needed))[:needed].reshape(job.shape)
-        connection.send(fill(found, job.first, job.items, function))
+        rows = map_buffer(memory, job.offset, buffer_length(needed))[:needed].reshape(job.shape)
+        connection.send(fill(rows, job.first, job.items, function))
 
 
 @cache

@@ -56,24 +56,14 @@ def export(
     NAME.step.onnx. Each is read back and compared with the model on real inputs (`on`, or bundled ones); a file that
     differs by more than 1e-4 is not written.
     """
-    suffix = file.suffix
-    if suffix not in (".onnx", ".pt2"):
-        raise UserError(f"{file.name}: the suffix must be .onnx or .pt2")
-    if int8 and suffix != ".onnx":
-        raise UserError("int8 requires a .onnx file")
-    if aot and suffix != ".pt2":
-        raise UserError("ahead-of-time compilation requires a .pt2 file")
-    place = own_device(device)
-    if place.type != "cpu" and suffix == ".onnx":
-        raise UserError("a .onnx file is not bound to a device: leave out --device, and choose where it is run")
-    if place.type not in ("cpu", "cuda") and aot:
-        raise UserError(f"torch compiles ahead of time for CPUs and CUDA GPUs, not for {place.type}: leave out --aot")
+    suffix, place = file.suffix, own_device(device)
+    check_options(file, place, int8, aot)
     folder = model_path(folder)
     model = load(folder)
     settings = read_settings(folder) | {"allmlp": __version__, "config": json.dumps(to_dict(model.spec))}
     samples = sample_inputs(model, folder, on or []).to(place)
     model = model.to(place)
-    found = []
+    exported = []
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as staging:
@@ -83,10 +73,24 @@ def export(
                 staged = Path(staging) / target.name
                 difference = write_and_compare(graph, staged, settings | {"graph": graph.name or "model"}, int8, aot)
                 made.append((staged, target))
-                found.append(ExportedFile(target, difference, samples.description))
+                exported.append(ExportedFile(target, difference, samples.description))
             for staged, target in made:
                 write_atomically(target, lambda temporary, staged=staged: os.replace(staged, temporary))
-    return found
+    return exported
+
+
+def check_options(file: Path, place: torch.device, int8: bool, aot: bool) -> None:
+    """Raise UserError for options that a file of this suffix does not have."""
+    if file.suffix not in (".onnx", ".pt2"):
+        raise UserError(f"{file.name}: the suffix must be .onnx or .pt2")
+    if int8 and file.suffix != ".onnx":
+        raise UserError("int8 requires a .onnx file")
+    if aot and file.suffix != ".pt2":
+        raise UserError("ahead-of-time compilation requires a .pt2 file")
+    if place.type != "cpu" and file.suffix == ".onnx":
+        raise UserError("a .onnx file is not bound to a device: leave out --device, and choose where it is run")
+    if place.type not in ("cpu", "cuda") and aot:
+        raise UserError(f"torch compiles ahead of time for CPUs and CUDA GPUs, not for {place.type}: leave out --aot")
 
 
 def write_and_compare(graph: ExportGraph, file: Path, settings: dict[str, str], int8: bool, aot: bool) -> float:
@@ -121,12 +125,12 @@ def check_difference(file: Path, difference: float, tolerance: float) -> None:
         )
 
 
-def max_error(expected: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> float:
+def max_error(expected: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> float:
     """The largest difference over all outputs, relative to the output's largest value (at least 1)."""
     return worst(
         [
             float((a - b).abs().max() / a.abs().max().clamp(min=1)) if a.shape == b.shape else float("inf")
-            for a, b in zip(expected, found, strict=True)
+            for a, b in zip(expected, outputs, strict=True)
         ]
     )
 
@@ -136,15 +140,15 @@ def worst(differences: list[float]) -> float:
     return float(torch.tensor(differences).max())
 
 
-def relative_error(expected: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> float:
+def relative_error(expected: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> float:
     """The norm of the difference of the logits, relative to their norm."""
-    return float((expected[0] - found[0]).norm() / expected[0].norm().clamp(min=1e-12))
+    return float((expected[0] - outputs[0]).norm() / expected[0].norm().clamp(min=1e-12))
 
 
 def read_settings(folder: Path) -> dict[str, str]:
     """Files next to the model by stem: preprocessing, tokenizer."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name in (PREPROCESSING_FILE, *TOKENIZER_FILES):
         if (folder / name).is_file():
-            found[name.partition(".")[0]] = (folder / name).read_text(encoding="utf8")
-    return found
+            settings[name.partition(".")[0]] = (folder / name).read_text(encoding="utf8")
+    return settings

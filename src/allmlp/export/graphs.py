@@ -55,30 +55,43 @@ PAST = {0: "batch", 1: "past"}
 def graphs(model: Model, samples: SampleInputs) -> list[ExportGraph]:
     """The graphs of a model in evaluation mode."""
     if isinstance(model, EncoderDecoderModel):
-        source, mask = samples.tensors
-        encoder = EncoderGraph(model)
-        memory = encoder(source, mask)
-        named = ("source", "mask"), numbered("memory", memory)
-        return [
-            ExportGraph("encoder", encoder, *named, (BATCH, BATCH), batches(samples.tensors)),
-            step(model, source, (mask, *memory), model.spec.decoder.stem.tokens),
-        ]
+        return translation_graphs(model, *samples.tensors)
     if isinstance(model, SeriesEncoderModel):
-        (series,) = samples.tensors
-        observed = (torch.rand(series.shape, generator=torch.Generator().manual_seed(0)) > 0.1).to(series.device)
-        graph = ForwardGraph(model), ("series", "mask"), ("forecast",), (BATCH, BATCH)
-        return [ExportGraph("", *graph, batches((series, observed)))]
-    if not isinstance(model, EncoderModel) or not isinstance(model.spec.stem, TokenEmbed):
-        name = "images" if samples.tensors[0].is_floating_point() else "ids"
-        return [ExportGraph("", ForwardGraph(model), (name,), ("logits",), (BATCH,), batches(samples.tensors[:1]))]
-    ids, mask = samples.tensors
-    names, tensors = ("ids", "mask"), samples.tensors
-    if (model.spec.stem.segments or 0) > 1:
+        return [series_graph(model, *samples.tensors)]
+    if isinstance(model, EncoderModel) and isinstance(model.spec.stem, TokenEmbed):
+        return text_graphs(model, *samples.tensors)
+    name = "images" if samples.tensors[0].is_floating_point() else "ids"
+    return [ExportGraph("", ForwardGraph(model), (name,), ("logits",), (BATCH,), batches(samples.tensors[:1]))]
+
+
+def translation_graphs(model: EncoderDecoderModel, source: Tensor, mask: Tensor) -> list[ExportGraph]:
+    encoder = EncoderGraph(model)
+    memory = encoder(source, mask)
+    named = ("source", "mask"), numbered("memory", memory)
+    return [
+        ExportGraph("encoder", encoder, *named, (BATCH, BATCH), batches((source, mask))),
+        step(model, source, (mask, *memory), model.spec.decoder.stem.tokens),
+    ]
+
+
+def series_graph(model: SeriesEncoderModel, series: Tensor) -> ExportGraph:
+    """The graph of a forecaster, compared on series with gaps."""
+    observed = (torch.rand(series.shape, generator=torch.Generator().manual_seed(0)) > 0.1).to(series.device)
+    graph = ForwardGraph(model), ("series", "mask"), ("forecast",), (BATCH, BATCH)
+    return ExportGraph("", *graph, batches((series, observed)))
+
+
+def text_graphs(model: EncoderModel, ids: Tensor, mask: Tensor) -> list[ExportGraph]:
+    stem = model.spec.stem
+    assert isinstance(stem, TokenEmbed)
+    names: tuple[str, ...] = ("ids", "mask")
+    tensors: Tensors = (ids, mask)
+    if (stem.segments or 0) > 1:
         names, tensors = (*names, "segments"), (ids, mask, second_half(mask))
-    found = [ExportGraph("", ForwardGraph(model), names, ("logits",), (BATCH,) * len(names), batches(tensors))]
+    exported = [ExportGraph("", ForwardGraph(model), names, ("logits",), (BATCH,) * len(names), batches(tensors))]
     if model.spec.block.causal and model.spec.pool is None and not is_recurrent(model):
-        found.append(step(model, ids, (), model.spec.stem.seq_len))
-    return found
+        exported.append(step(model, ids, (), stem.seq_len))
+    return exported
 
 
 def is_recurrent(model: EncoderModel | EncoderDecoderModel) -> bool:

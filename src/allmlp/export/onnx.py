@@ -80,8 +80,8 @@ def run_onnx(file: Path, calls: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, 
     """Outputs computed by ONNX Runtime."""
     session = open_session(str(file))
     names = [value.name for value in session.get_inputs()]
-    found = []
+    results = []
     for call in calls:
         outputs = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, call, strict=True)})
-        found.append(tuple(from_numpy(output) for output in outputs))
-    return found
+        results.append(tuple(from_numpy(output) for output in outputs))
+    return results

@@ -49,5 +49,5 @@ def run_program(file: Path, calls: list[tuple[Tensor, ...]]) -> list[tuple[Tenso
         return [as_tuple(module(*call)) for call in calls]
 
 
-def as_tuple(found: Tensor | tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
-    return (found,) if isinstance(found, Tensor) else tuple(found)
+def as_tuple(output: Tensor | tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
+    return (output,) if isinstance(output, Tensor) else tuple(output)

@@ -36,25 +36,25 @@ def sample_inputs(model: Model, folder: Path, files: list[Path]) -> SampleInputs
     two photographs, or docstrings of the standard library; if these are missing, random inputs.
     """
     if model.spec.input_size is not None:
-        found = images(model, folder, files, model.spec.input_size)
+        samples = images(model, folder, files, model.spec.input_size)
     elif isinstance(model.spec, (Encoder, EncoderDecoder)):
-        found = texts(model, folder, files)
+        samples = texts(model, folder, files)
     elif files:
         raise UserError(f"--on takes images or texts, and the model reads {model.spec.input_spec}: leave it out")
     else:
-        found = SampleInputs(model.dummy_inputs(COUNT), "random inputs")
-    if len(found.tensors[0]) == 1:
+        samples = SampleInputs(model.dummy_inputs(COUNT), "random inputs")
+    if len(samples.tensors[0]) == 1:
         # torch.export specializes on a batch size of 1.
-        return found._replace(tensors=tuple(torch.cat([tensor, tensor]) for tensor in found.tensors))
-    return found
+        return samples._replace(tensors=tuple(torch.cat([tensor, tensor]) for tensor in samples.tensors))
+    return samples
 
 
 def images(model: Model, folder: Path, files: list[Path], size: tuple[int, int]) -> SampleInputs:
     (example,) = model.dummy_inputs(COUNT)
-    found = known_preprocessing(folder)
+    saved = known_preprocessing(folder)
     channels = example.shape[1]
-    known = isinstance(found, ImagePreprocessing) and len(found.mean) == channels
-    preprocessing = found if known else ImagePreprocessing((0.5,) * channels, (0.5,) * channels)
+    is_usable = isinstance(saved, ImagePreprocessing) and len(saved.mean) == channels
+    preprocessing = saved if is_usable else ImagePreprocessing((0.5,) * channels, (0.5,) * channels)
     assert isinstance(preprocessing, ImagePreprocessing)
     if files and channels not in (1, 3):
         raise UserError(f"--on takes images of 1 or 3 channels, and the model reads {channels}: leave it out")
@@ -74,14 +74,14 @@ def photo_crops(size: tuple[int, int], channels: int) -> Tensor:
     """Square crops of scikit-learn's photographs at several positions and sizes, in [0, 1], [N, C, H, W]."""
     require("PIL.Image", "train")
     photographs = require("sklearn.datasets", "train").load_sample_images().images
-    found = []
+    crops = []
     for number in range(COUNT):
         photograph = torch.tensor(photographs[number % len(photographs)]).permute(2, 0, 1)
         side = photograph.shape[1] // (1 + number // 2)
         left = (photograph.shape[2] - side) * number // COUNT
         crop = photograph[:, photograph.shape[1] - side :, left : left + side].unsqueeze(0).float().div(255)
-        found.append(torch.nn.functional.interpolate(crop, size, mode="bicubic", antialias=True).clamp(0, 1))
-    pixels = torch.cat(found)
+        crops.append(torch.nn.functional.interpolate(crop, size, mode="bicubic", antialias=True).clamp(0, 1))
+    pixels = torch.cat(crops)
     return pixels if channels == 3 else pixels.mean(dim=1, keepdim=True).expand(-1, channels, -1, -1)
 
 
@@ -96,8 +96,8 @@ def texts(model: Model, folder: Path, files: list[Path]) -> SampleInputs:
         return SampleInputs((ids, mask), "random tokens (the folder has no tokenizer)")
     lines = [read_text(file) for file in files] or list(islice(iter_docstrings(), COUNT))
     ids = torch.full((len(lines), seq_len), tokenizer.pad_token_id)
-    for row, found in zip(ids, tokenizer.encode(lines)):
-        whole = torch.tensor([tokenizer.cls_token_id, *found, tokenizer.sep_token_id])[:seq_len]
+    for row, encoded in zip(ids, tokenizer.encode(lines)):
+        whole = torch.tensor([tokenizer.cls_token_id, *encoded, tokenizer.sep_token_id])[:seq_len]
         row[: len(whole)] = whole
     return SampleInputs(
         (ids, ids != tokenizer.pad_token_id), f"{len(lines)} {'texts' if files else 'docstrings of Python'}"

@@ -100,30 +100,30 @@ def wrap(model: Model | str | os.PathLike[str], task: str | None = None, **optio
     fields of the configuration, such as num_labels, id2label and problem_type. With the same head, the weights are
     those of `model` itself, not copies.
     """
-    found: Any = model if isinstance(model, Model) else from_pretrained(model)
-    path = None if isinstance(model, Model) or found.folder is None else Path(found.folder)
-    if not isinstance(found, (EncoderModel, EncoderDecoderModel)):
-        kind = type(found.spec).__name__
+    source: Any = model if isinstance(model, Model) else from_pretrained(model)
+    path = None if isinstance(model, Model) or source.folder is None else Path(source.folder)
+    if not isinstance(source, (EncoderModel, EncoderDecoderModel)):
+        kind = type(source.spec).__name__
         raise UserError(f"only this library's models of images and texts can be wrapped, not {kind}")
-    wrapper = lookup(task or head_task(found.spec), TASKS, "task")
-    config = make_config(found, path, options)
-    same = wrapper.adapt(found.spec, config) == found.spec
-    with torch.device("meta" if same else found.device):
+    wrapper = lookup(task or head_task(source.spec), TASKS, "task")
+    config = make_config(source, path, options)
+    same = wrapper.adapt(source.spec, config) == source.spec
+    with torch.device("meta" if same else source.device):
         wrapped: Any = wrapper(config)
     if same:
-        wrapped.model = found
+        wrapped.model = source
     else:
-        parts = wrapped.to(found.dtype).model.state_dict()
-        state = {name: value for name, value in found.state_dict().items() if name in parts}
+        parts = wrapped.to(source.dtype).model.state_dict()
+        state = {name: value for name, value in source.state_dict().items() if name in parts}
         wrapped.model.load_state_dict({n: v for n, v in state.items() if not n.startswith("head.")}, strict=False)
     if wrapped.can_generate() and path is not None:
         # [SEP], which ends the text, is the only special token that may be generated.
         special = load_tokenizer(path).special_tokens_mask.nonzero().flatten().tolist()
         wrapped.generation_config.suppress_tokens = [token for token in special if token != config.eos_token_id]
-    if isinstance(found, EncoderDecoderModel):
+    if isinstance(source, EncoderDecoderModel):
         # Training shifts the target by one, so the decoder's last position is never trained.
-        wrapped.generation_config.max_length = found.spec.decoder.stem.tokens - 1
-    return wrapped.train(found.training)
+        wrapped.generation_config.max_length = source.spec.decoder.stem.tokens - 1
+    return wrapped.train(source.training)
 
 
 def head_task(spec: Any) -> str:
@@ -144,63 +144,74 @@ def make_config(model: EncoderModel | EncoderDecoderModel, path: Path | None, op
         fields["id2label"] = dict(enumerate(names))
         fields["label2id"] = {name: number for number, name in enumerate(names)}
     if isinstance(model, EncoderModel) and isinstance(model.spec.stem, PatchEmbed):
-        known = model.pretrained_cfg
-        fields |= {"image_mean": list(known["mean"]), "image_std": list(known["std"]), "crop_pct": known["crop_pct"]}
-        images = model.preprocessing
-        if isinstance(images, ImagePreprocessing):
-            fields |= {"image_column": images.image_column, "label_column": images.label_column}
-            if images.task == "values":
-                fields["problem_type"] = "regression"
+        fields |= image_fields(model)
     elif path is not None:
-        tokens = load_tokenizer(path)
-        fields |= {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "pad_token_id": tokens.pad_token_id,
-            "bos_token_id": tokens.cls_token_id,
-            "eos_token_id": tokens.sep_token_id,
-            "decoder_start_token_id": tokens.cls_token_id,
-        }
-        known = model.preprocessing
-        if isinstance(known, TextPreprocessing):
-            fields |= {"whole_files": known.whole_files, "text_columns": known.text_columns}
-            fields |= {"label_column": known.label_column}
-            if known.task in READ_PADDING:
-                fields["mask_padding"] = known.mask_padding
+        fields |= text_fields(model, path)
     return AllMlpConfig(**fields | options)
+
+
+def image_fields(model: EncoderModel) -> dict[str, Any]:
+    """The fields of the configuration that describe the preprocessing of images."""
+    config, preprocessing = model.pretrained_cfg, model.preprocessing
+    fields = {"image_mean": list(config["mean"]), "image_std": list(config["std"]), "crop_pct": config["crop_pct"]}
+    if isinstance(preprocessing, ImagePreprocessing):
+        fields |= {"image_column": preprocessing.image_column, "label_column": preprocessing.label_column}
+        if preprocessing.task == "values":
+            fields["problem_type"] = "regression"
+    return fields
+
+
+def text_fields(model: EncoderModel | EncoderDecoderModel, path: Path) -> dict[str, Any]:
+    """The fields of the configuration that describe the tokenizer in `path` and the preprocessing of texts."""
+    tokenizer, preprocessing = load_tokenizer(path), model.preprocessing
+    fields = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+        "decoder_start_token_id": tokenizer.cls_token_id,
+    }
+    if isinstance(preprocessing, TextPreprocessing):
+        fields |= {"whole_files": preprocessing.whole_files, "text_columns": preprocessing.text_columns}
+        fields |= {"label_column": preprocessing.label_column}
+        if preprocessing.task in READ_PADDING:
+            fields["mask_padding"] = preprocessing.mask_padding
+    return fields
 
 
 def processor(model: Model | str | os.PathLike[str]) -> Any:
     """The processor for the inputs of a model or model folder: an image processor or a tokenizer of transformers."""
-    found: Any = model if isinstance(model, Model) else from_pretrained(model)
-    spec = found.spec
+    source: Any = model if isinstance(model, Model) else from_pretrained(model)
+    spec = source.spec
     if isinstance(spec, Encoder) and isinstance(spec.stem, PatchEmbed):
         height, width = spec.stem.img_size
-        known = found.pretrained_cfg
+        config = source.pretrained_cfg
         return AllMlpImageProcessor(
-            {"height": height, "width": width}, list(known["mean"]), list(known["std"]), known["crop_pct"]
+            {"height": height, "width": width}, list(config["mean"]), list(config["std"]), config["crop_pct"]
         )
     if isinstance(model, Model):
         raise UserError("the tokenizer of a text model is in its folder: pass the folder")
-    return make_tokenizer(Path(found.folder or model), spec)
+    return make_tokenizer(Path(source.folder or model), spec)
 
 
 def make_tokenizer(path: Path, spec: Any) -> Any:
     """The tokenizer in a model's folder, with the special tokens that the model was trained with."""
-    known, encoder = load_tokenizer(path), spec.encoder if isinstance(spec, EncoderDecoder) else spec
+    tokenizer, encoder = load_tokenizer(path), spec.encoder if isinstance(spec, EncoderDecoder) else spec
     if not isinstance(encoder, Encoder) or not isinstance(encoder.stem, TokenEmbed):
         raise UserError(f"the model in {path} reads {spec.input_spec}, not text")
     tokenizers = require("tokenizers", "text")
     continues = head_task(spec) == "text-generation"  # a causal model may also classify or answer questions
     # Tokens of Llama and GPT-2 have other names, and there is no mask token.
     start, end, unknown, pad = map(
-        known.id_to_token, (known.cls_token_id, known.sep_token_id, known.unk_token_id, known.pad_token_id)
+        tokenizer.id_to_token,
+        (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.unk_token_id, tokenizer.pad_token_id),
     )
     single = f"$A {end}" if isinstance(spec, EncoderDecoder) else f"{start} $A {end}"
-    backend = tokenizers.Tokenizer.from_str(known.to_json())
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     backend.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{start} $A" if continues else single,
         pair=f"{start} $A {end} $B:1 {end}:1",
-        special_tokens=[*{start: known.cls_token_id, end: known.sep_token_id}.items()],
+        special_tokens=[*{start: tokenizer.cls_token_id, end: tokenizer.sep_token_id}.items()],
     )
     segments = ["token_type_ids"] if (encoder.stem.segments or 0) > 1 else []
     return transformers.PreTrainedTokenizerFast(
@@ -214,5 +225,5 @@ def make_tokenizer(path: Path, spec: Any) -> Any:
         sep_token=end,
         pad_token=pad,
         cls_token=start,
-        mask_token=None if known.first_id([MASK_TOKEN]) is None else MASK_TOKEN,
+        mask_token=None if tokenizer.first_id([MASK_TOKEN]) is None else MASK_TOKEN,
     )

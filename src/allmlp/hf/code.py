@@ -106,32 +106,32 @@ class SourceModule:
             raise TypeError(f"{name} renames what it imports from allmlp: the modeling file cannot")
         # Presets, costs and resizing need the rest of the library.
         left_out = {need for need in self.needs if is_within(need, ("allmlp.models.cost", "allmlp.models.preset"))}
-        dropped = {found for need in left_out for found in self.needs.pop(need)}
+        dropped = {needed for need in left_out for needed in self.needs.pop(need)}
         self.definitions = [Definition(name, node, source, dropped) for node in body if bound_names(node)]
 
 
-def read_modules(name: str, found: dict[str, SourceModule]) -> None:
-    """Add a module to `found`, after those that it imports."""
-    if name in found or is_within(name, tuple(STUBS)):
+def read_modules(name: str, modules: dict[str, SourceModule]) -> None:
+    """Add a module to `modules`, after those that it imports."""
+    if name in modules or is_within(name, tuple(STUBS)):
         return
     module = SourceModule(name)
     for need in module.needs:
-        read_modules(need, found)
-    found[name] = module
+        read_modules(need, modules)
+    modules[name] = module
 
 
 def used_definitions(modules: dict[str, SourceModule]) -> Iterator[Definition]:
     """All definitions of the modules in `WHOLE`, and those they use, in an order in which they can be executed."""
     table = {(one.module, name): one for module in modules.values() for one in module.definitions for name in one.names}
-    wanted = [one for one in table.values() if is_within(one.module, WHOLE)]
+    pending = [one for one in table.values() if is_within(one.module, WHOLE)]
     used: set[Definition] = set()
-    while wanted:
-        one = wanted.pop()
+    while pending:
+        one = pending.pop()
         if one in used:
             continue
         used.add(one)
         for need, names in {one.module: one.references, **modules[one.module].needs}.items():
-            wanted += [table[need, name] for name in names & one.references if (need, name) in table]
+            pending += [table[need, name] for name in names & one.references if (need, name) in table]
     taken: dict[str, str] = {}
     for one in [one for module in modules.values() for one in module.definitions if one in used]:
         for name in one.names:
@@ -152,11 +152,10 @@ def import_lines(modules: dict[str, SourceModule], names: set[str]) -> list[str]
                 raise TypeError(f"{name} is imported in two ways: {' '.join(sources[name])}, {' '.join(source)}")
     lines = [f"import {what}" for start, what in sorted(sources.values()) if start == "import"]
     for start in sorted({start for start, _ in sources.values()} - {"import"}):
-        found = sorted(what for other, what in sources.values() if other == start)
-        one_line = f"{start} {', '.join(found)}"
-        lines.append(
-            one_line if len(one_line) <= 120 else "\n    ".join([f"{start} (", *(f"{w}," for w in found)]) + "\n)"
-        )
+        imported = sorted(what for other, what in sources.values() if other == start)
+        one_line = f"{start} {', '.join(imported)}"
+        in_parentheses = "\n    ".join([f"{start} (", *(f"{what}," for what in imported)]) + "\n)"
+        lines.append(one_line if len(one_line) <= 120 else in_parentheses)
     return lines
 
 

@@ -114,9 +114,9 @@ class AllMlpConfig(PreTrainedConfig):
             span, translation = isinstance(head, QAHead), isinstance(spec, EncoderDecoder)
             task = "classes" if classifies else "span" if span else "translation" if translation else "text"
             masked = self.mask_padding or task not in READ_PADDING
-            known = TextPreprocessing(task, self.encoder.stem.tokens, class_names, masked)
+            preprocessing = TextPreprocessing(task, self.encoder.stem.tokens, class_names, masked)
             columns = {"text_columns": tuple(self.text_columns), "label_column": self.label_column}
-            return known.replace(whole_files=self.whole_files, **columns)
+            return preprocessing.replace(whole_files=self.whole_files, **columns)
         if self.image_mean is None or self.image_std is None:
             return None
         task = "values" if self.problem_type == "regression" else "classes"

@@ -37,8 +37,8 @@ class AllMlpImageProcessor(BaseImageProcessor):
         decode = Decode(crop_pct=self.crop_pct, color="rgb" if len(mean) == 3 else "gray")
         size = self.size["height"], self.size["width"]
         fetched: Any = self.fetch_images(images)
-        found: Any = make_flat_list_of_images(fetched)
-        opened = [one if hasattr(one, "getexif") else to_pil_image(one) for one in found]
+        fetched_images: Any = make_flat_list_of_images(fetched)
+        opened = [one if hasattr(one, "getexif") else to_pil_image(one) for one in fetched_images]
         pixels = torch.stack([as_tensor(crop_and_resize(one, size, decode, None)) for one in opened])
         return BatchFeature({"pixel_values": (pixels.float().div(255) - mean) / std}, tensor_type=return_tensors)
 

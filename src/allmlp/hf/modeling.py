@@ -65,8 +65,8 @@ class AllMlpPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize the parameters that a checkpoint lacks as the spec says; those that were loaded are kept."""
-        own = module.parameters(recurse=False)
-        loaded = [(weight, weight.clone()) for weight in own if getattr(weight, "_is_hf_initialized", False)]
+        parameters = module.parameters(recurse=False)
+        loaded = [(weight, weight.clone()) for weight in parameters if getattr(weight, "_is_hf_initialized", False)]
         reset: Any = getattr(module, "reset_parameters", None)
         if reset is not None:
             reset()
@@ -95,8 +95,8 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         """Output of the head, features before pooling, and, if requested, those after the stem and each block."""
         spec, mask = self.model.spec, None if attention_mask is None else attention_mask.bool()
         segments = token_type_ids if (getattr(spec.stem, "segments", None) or 0) > 1 else None
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        found: dict[str, Tensor] | None = {} if wanted else None
+        needs_hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        activations: dict[str, Tensor] | None = {} if needs_hidden_states else None
         reads_padding = self.may_read_padding and not self.config.mask_padding
         if reads_padding and x is None:
             raise UserError("the model reads padding, whose ids it needs: pass input_ids, not inputs_embeds")
@@ -104,13 +104,14 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         if x is not None and length is not None:
             if self.config.pad_token_id is None:
                 raise UserError("the model reads padding: set config.pad_token_id")
-            x, segments = fill_row(x, spec.stem.tokens, self.config.pad_token_id), fill_row(segments, spec.stem.tokens)
+            x = pad_right(x, spec.stem.tokens, self.config.pad_token_id)
+            segments = pad_right(segments, spec.stem.tokens)
             mask = None
         features = self.model.forward_features(
-            x, mask, segments=segments, inputs_embeds=inputs_embeds, cache=cache, intermediates=found
+            x, mask, segments=segments, inputs_embeds=inputs_embeds, cache=cache, intermediates=activations
         )
         names = ["stem", *(f"blocks.{number}" for number in range(spec.num_blocks))]
-        hidden_states = None if found is None else tuple(found[name][:, :length] for name in names)
+        hidden_states = None if activations is None else tuple(activations[name][:, :length] for name in names)
         output = self.model.forward_head(features, mask)
         return output[:, :length] if output.dim() == 3 else output, features[:, :length], hidden_states
 
@@ -123,8 +124,8 @@ class AllMlpPreTrainedModel(PreTrainedModel):
         return self.loss_function(labels, logits, self.config, **kwargs)
 
 
-def fill_row(x: Tensor | None, tokens: int, value: int = 0) -> Any:
-    """Rows of ids, b s, filled up on the right."""
+def pad_right(x: Tensor | None, tokens: int, value: int = 0) -> Any:
+    """Pad rows of ids (b s) on the right to this number of tokens."""
     return None if x is None else nn.functional.pad(x, (0, max(tokens - x.shape[1], 0)), value=value)
 
 

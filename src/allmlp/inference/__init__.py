@@ -33,9 +33,9 @@ def fast(
 ) -> FastModel:
     """Return a module for inference with the outputs of `model`, by default in bfloat16 on a CUDA GPU, else in float32.
 
-        fast = allmlp.fast(model.eval().cuda())
-        logits = fast(images)
-        print(fast.report())        # the chosen engine, and why
+    >>> fast = allmlp.fast(model.eval().cuda())
+    >>> logits = fast(images)
+    >>> print(fast.report())  # the chosen engine, and why
 
     Time-series models stay in float32 by default. The current weights are copied: convert again after changing the
     model's weights, or to change device or dtype. The engine is chosen by device and model (see

@@ -58,7 +58,7 @@ SMALL_ON_A_CPU = Rule(
     ("onnx", "fused", "eager", "compiled"),
     "measured fastest on a CPU for one example at a time of a small model",
 )
-"""Much of the time of a small call passes between operators, least of all in ONNX Runtime."""
+"""A small call spends much of its time between operators; ONNX Runtime spends the least there."""
 RULES = (
     Rule(lambda c: c.device == "cpu", ("fused", "eager", "compiled", "onnx"), "the blocks are fused for a CPU"),
     Rule(lambda c: c.device != "cuda", ("eager",), "there are no kernels for this kind of device"),
@@ -77,7 +77,7 @@ RULES = (
         "the kernels have not been measured on this capability: measure=True compares them",
     ),
 )
-"""Rules, of which the first that applies is used."""
+"""The first rule that applies is used."""
 
 
 class EngineChoice(NamedTuple):

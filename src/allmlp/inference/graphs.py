@@ -4,7 +4,7 @@ A batch is padded to the next bucket, at most an eighth more examples; batches o
 padded. Capturing a bucket takes some hundredths of a second, once its kernels are compiled and tuned.
 
 All graphs of one kind of input share a memory pool, and their input and output buffers, which are those of the largest
-bucket. A batch larger than all before replaces them all, so the memory used is that of the largest batch alone.
+bucket. A batch that is larger than all before replaces them, so that only the largest batch takes memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from allmlp.cuda_graph import record
 from allmlp.kernels.launch import device_guard, naming_errors, synchronous
 
 MAX_KINDS = 8
-"""Kinds of inputs, such as lengths of texts, whose graphs are kept; the one not used for longest is dropped first."""
+"""Kinds of inputs, such as lengths of texts, whose graphs are kept; the least recently used is dropped first."""
 CAPTURING = threading.Lock()
 """PyTorch allows one capture at a time in a process."""
 

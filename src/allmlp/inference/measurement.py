@@ -1,4 +1,4 @@
-"""The fastest engine for a model and a batch size on this machine: timed once, then read from a file.
+"""The fastest engine for a model and a batch size on this machine, timed once and then read from a file.
 
 The file is fast.json in $ALLMLP_CACHE (~/.cache/allmlp); delete it to measure again. A result is specific to device,
 number of CPU threads, versions of torch, Triton and ONNX Runtime, config of the model, dtype and batch size.
@@ -79,7 +79,7 @@ def kept_file() -> Path:
 
 
 def time_engines(calls: Mapping[str, Callable[[], object]], device: torch.device) -> Times:
-    """Medians of interleaved rounds, since a round sees one state of the machine."""
+    """Medians over rounds in which the engines take turns: within a round, all see the same state of the machine."""
 
     def seconds(call: Callable[[], object], count: int) -> float:
         start = time.perf_counter()
@@ -93,4 +93,4 @@ def time_engines(calls: Mapping[str, Callable[[], object]], device: torch.device
         call()  # compiles, tunes, allocates
     counts = {name: max(1, round(SECONDS / ROUNDS / max(seconds(call, 2), 1e-6))) for name, call in calls.items()}
     rounds = [{name: seconds(call, counts[name]) for name, call in calls.items()} for _ in range(ROUNDS)]
-    return Times({name: statistics.median(found[name] for found in rounds) for name in calls})
+    return Times({name: statistics.median(times[name] for times in rounds) for name in calls})

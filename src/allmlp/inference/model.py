@@ -50,7 +50,7 @@ def with_plain_weights(model: M) -> M:
 
 
 def built_anew(model: M) -> M:
-    """An ordinary model of the same config, without memory."""
+    """An ordinary model of the same config, on the meta device."""
     with torch.device("meta"):
         built = model.spec.build()
     assert isinstance(built, type(model))
@@ -58,10 +58,10 @@ def built_anew(model: M) -> M:
 
 
 def check_modules(model: Model, copy: Model) -> None:
-    """Refuse a model that is not the one of its config: its conversion would be another function."""
-    found, expected = dict(model.named_modules()), dict(copy.named_modules())
+    """Refuse a model whose modules are not those of its config: the converted model would compute something else."""
+    modules, expected = dict(model.named_modules()), dict(copy.named_modules())
     for path, module in expected.items():
-        other = found.get(path)
+        other = modules.get(path)
         if not isinstance(other, type(module)) and not isinstance(module, type(other)):  # a plain Linear is one too
             kind = "missing" if other is None else f"a {type(other).__name__}"
             raise UserError(f"{path} is {kind}, not the {type(module).__name__} of the config: {CHANGED}")
@@ -75,9 +75,9 @@ def check_modules(model: Model, copy: Model) -> None:
             raise UserError(f"{name} is set by a hook: make it a parameter first, as by torch.nn.utils.prune.remove")
         if is_computed(module, leaf):
             continue
-        own = getattr(module, leaf)  # None: a layer without bias
-        if own is None or own.shape != value.shape:
-            size = None if own is None else list(own.shape)
+        tensor = getattr(module, leaf)  # None: a layer without bias
+        if tensor is None or tensor.shape != value.shape:
+            size = None if tensor is None else list(tensor.shape)
             raise UserError(f"{name} is {size}, not the {list(value.shape)} of the config: {CHANGED}")
 
 
@@ -149,7 +149,7 @@ class FastModel(nn.Module):
     def cast(self, x: Tensor) -> Tensor:
         return x.to(self.dtype) if x.is_floating_point() else x
 
-    # --- what is refused ---------------------------------------------------------------------------------------
+    # --- refused operations --------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -172,9 +172,9 @@ class FastModel(nn.Module):
         return super()._apply(keep_dtype, recurse)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        own = {name: (value.shape, value.dtype) for name, value in self.state_dict().items()}
-        given = {name: (value.shape, value.dtype) for name, value in state_dict.items()}
-        if own != given:
+        expected = {name: (value.shape, value.dtype) for name, value in self.state_dict().items()}
+        passed = {name: (value.shape, value.dtype) for name, value in state_dict.items()}
+        if expected != passed:
             raise UserError(
                 f"these are not the weights of the same fast model: load them into the original, then {RECONVERT}"
             )

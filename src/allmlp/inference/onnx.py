@@ -71,17 +71,17 @@ class OnnxModel(FastModel):
         for expected, x in zip(self.session.get_inputs(), inputs, strict=True):
             shape, kind = list(x.shape), str(x.dtype).removeprefix("torch.")
             if shape != [count, *expected.shape[1:]] or kind != KINDS[expected.type]:
-                wanted = f"[B, {', '.join(map(str, expected.shape[1:]))}]"
-                raise UserError(f"expected {expected.name}: {expected.type} of shape {wanted}, got {kind} {shape}")
+                size = f"[B, {', '.join(map(str, expected.shape[1:]))}]"
+                raise UserError(f"expected {expected.name}: {expected.type} of shape {size}, got {kind} {shape}")
             # An exported graph takes one example or more.
             given[expected.name] = (x if count else x.new_zeros(1, *shape[1:])).detach().numpy()
         (output,) = self.session.run(None, given)
         return torch.from_numpy(output)[:count]
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        found = super().load_state_dict(*args, **kwargs)
+        keys = super().load_state_dict(*args, **kwargs)
         self.open_session()
-        return found
+        return keys
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

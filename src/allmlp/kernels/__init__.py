@@ -50,10 +50,10 @@ def has_tma(device: torch.device) -> bool:
 def has_old_triton() -> bool:
     """Whether the installed Triton is too old for our kernels; versions of other builds (ROCm) are unknown."""
     try:
-        found = version("triton")
+        installed = version("triton")
     except PackageNotFoundError:
         return False
-    return tuple(map(int, found.split(".")[:2])) < OLDEST_TRITON
+    return tuple(map(int, installed.split(".")[:2])) < OLDEST_TRITON
 
 
 def has_kernels(device: torch.device) -> bool:

@@ -19,7 +19,7 @@ from allmlp.layers.variate import VariateMixer
 from allmlp.spec import Rate, Spec
 
 FOLDS = ChannelMlpLayer, TokenProjection
-"""Mixers with a method `folded(x, context, norm, gamma)` for training."""
+"""Mixers with a method `folded(x, context, norm, gamma)`, which computes the branch with norm and scale in training."""
 
 
 class Block(Spec):

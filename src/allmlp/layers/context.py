@@ -30,19 +30,19 @@ class BuildContext:
         return self.grid
 
 
-def check_tokens(found: int, most: int) -> None:
+def check_tokens(count: int, most: int) -> None:
     """Raise UserError if there are more tokens than the layer is built for; fewer are accepted."""
-    if found > most:
-        raise UserError(f"the layer is built for at most {most} tokens, got {found}")
+    if count > most:
+        raise UserError(f"the layer is built for at most {most} tokens, got {count}")
 
 
 def check_mask(mask: Tensor | None, x: Tensor) -> None:
-    """Raise UserError unless `mask`, b s, is a boolean mask of the tokens x, b s or b s c: attention would add other
-    numbers to its scores.
+    """Raise UserError unless `mask`, b s, is a boolean mask of the tokens x, b s or b s c: attention adds a mask of
+    another type to its scores.
     """
     if mask is not None and mask.dtype != torch.bool:
-        found = str(mask.dtype).removeprefix("torch.")
-        raise UserError(f"the mask must be bool, True at real tokens, not {found}: pass mask.bool()")
+        dtype = str(mask.dtype).removeprefix("torch.")
+        raise UserError(f"the mask must be bool, True at real tokens, not {dtype}: pass mask.bool()")
     if mask is not None and tuple(mask.shape) != tuple(x.shape[:2]):
         raise UserError(f"the mask {list(mask.shape)} does not match the tokens {list(x.shape)}")
 

@@ -12,8 +12,8 @@ HAS_MKL = torch.backends.mkl.is_available()
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Like F.dropout, but four elements share one 64-bit random number. torch draws one number per element, which takes
-    five times as long (Neoverse N1), longer than the matrix products of a small model.
+    """F.dropout, but four elements share one 64-bit random number. torch draws one per element, which takes five times
+    as long (Neoverse N1): longer than the matrix products of a small model.
     """
     if HAS_MKL or torch.compiler.is_compiling() or x.device.type != "cpu" or not (training and 0 < rate < 1):
         return F.dropout(x, rate, training)

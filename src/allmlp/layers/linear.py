@@ -12,7 +12,7 @@ from allmlp.layers.init import Distribution, Init
 
 
 class Linear(nn.Linear):
-    """Y = X W^T + b over channels. A fused projection is initialized part by part; `parts` are the row counts."""
+    """Y = X W^T + b over channels. The rows of a fused projection are initialized in `parts` of these sizes."""
 
     def __init__(self, inputs: int, outputs: int, init: Init, bias: bool = True, parts: Sequence[int] = ()) -> None:
         # Set first: torch.nn's constructor calls reset_parameters.
@@ -36,7 +36,9 @@ def is_standard(linear: nn.Module) -> bool:
 
 
 def has_hooks(*modules: nn.Module) -> bool:
-    """Whether calling the modules does more than the `forward` of their class (accelerate puts its own in place)."""
+    """Whether calling the modules does more than the `forward` of their class: hooks, or a `forward` put in its place,
+    as accelerate does.
+    """
     return any(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -52,8 +54,8 @@ class Conv2d(nn.Conv2d):
         self.init = init
         super().__init__(inputs, outputs, kernel, **kwargs)
         if self.weight.is_contiguous(memory_format=torch.channels_last):
-            # The same place in memory for every element, but the strides of the gradient over tokens, with which DDP
-            # compares them, also where a dimension is 1.
+            # Kernels of one pixel or one input channel have the same memory in both formats. The gradient, computed
+            # from tokens, has the strides of channels_last, and DDP compares strides even where a dimension is 1.
             _, rows, height, width = self.weight.shape
             strides = (rows * height * width, 1, rows * width, rows)
             self.weight = nn.Parameter(self.weight.detach().as_strided(self.weight.shape, strides))

@@ -34,9 +34,11 @@ class PoolLayer(nn.Module):
 
 
 class MeanPool(Pool):
-    """The average of all tokens; padding is left out.
+    """The average of all tokens.
 
-    y = 1/S sum_i X[i]
+        y = 1/S sum_i X[i]
+
+    Padding is left out, and not counted in S. No parameters.
     """
 
     def build(self, ctx: BuildContext, block: Block) -> PoolLayer:
@@ -52,9 +54,11 @@ class MeanPoolLayer(PoolLayer):
 
 
 class FirstTokenPool(Pool):
-    """The first token: ViT's class token, BERT's [CLS].
+    """The first token.
 
-    y = X[0]
+        y = X[0]
+
+    Source: ViT's class token, BERT's [CLS]. No parameters.
     """
 
     def build(self, ctx: BuildContext, block: Block) -> PoolLayer:
@@ -105,8 +109,8 @@ class ClassMlpLayer(PoolLayer):
     def __init__(self, spec: ClassMlp | ClassAttention, ctx: BuildContext, block: Block) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.empty(ctx.channels))
-        own = block.channel.replace(inner=None) if isinstance(block.channel, ChannelMlp) else None
-        channel = own or ChannelMlp(4 * ctx.channels)
+        block_mlp = block.channel.replace(inner=None) if isinstance(block.channel, ChannelMlp) else None
+        channel = block_mlp or ChannelMlp(4 * ctx.channels)
         self.gathers = nn.ModuleList(
             ClassGather(block, ctx) if isinstance(spec, ClassMlp) else ClassAttentionGather(block, ctx, spec.num_heads)
             for _ in range(spec.layers)
@@ -164,11 +168,11 @@ class ClassAttentionGather(nn.Module):
 
     def project(self, c: Tensor, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None]:
         """The query, keys and values of class token and patches, and the mask of the real ones."""
-        own = self.norm(c)
+        token = self.norm(c)
         mask = None
         if context.mask is not None:
             mask = F.pad(context.mask, (1, 0), value=True)[:, None, None, :]
-        return self.q(own), self.kv(torch.cat([own, self.norm(x)], dim=1)), mask
+        return self.q(token), self.kv(torch.cat([token, self.norm(x)], dim=1)), mask
 
     def attention_weights(self, c: Tensor, x: Tensor, context: Context) -> Tensor:
         """The weights of the class token over itself and the patches: b h 1 (1 + s)."""

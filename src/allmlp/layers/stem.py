@@ -46,9 +46,11 @@ class LearnedPositionsLayer(Embedding):
 
 
 class SinusoidalPositions(Positions):
-    """The fixed sine waves of the original Transformer, added to the token.
+    """Fixed sine waves, added to the token.
 
-    X[i, 2k] += sin(i / 10000^(2k/C)),   X[i, 2k+1] += cos(i / 10000^(2k/C))
+        X[i, 2k] += sin(i / 10000^(2k/C)),   X[i, 2k+1] += cos(i / 10000^(2k/C))
+
+    Source: the original Transformer (Vaswani et al., 2017). No parameters.
     """
 
     def build(self, tokens: int, channels: int) -> nn.Module:

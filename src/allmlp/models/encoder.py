@@ -49,6 +49,7 @@ class Encoder(ModelSpec):
 
     def check(self) -> None:
         self.check_stages()
+        self.check_relative_bias()
         if self.head is not None and self.head.pooled != (self.pool is not None):
             need = "a pool such as MeanPool()" if self.head.pooled else "pool=None"
             raise UserError(f"{type(self.head).__name__} needs {need}")
@@ -56,12 +57,14 @@ class Encoder(ModelSpec):
     def check_stages(self) -> None:
         if self.stages and (self.stem.grid is None or self.num_prefix_tokens):
             raise UserError("stages need a plain grid of patches: an image stem without a class token")
-        own = not self.stages and isinstance(self.block.token, Attention)
-        if not own and any(isinstance(part, RelativePositionBias) for part in self.children()):
-            raise UserError("RelativePositionBias is one table for the stack: it needs Attention, and no stages")
         for before, stage in pairwise(self.all_stages):
             if stage.merge is None and stage.width != before.width:
                 raise UserError(f"a stage without a merge keeps {before.width} channels: it cannot have {stage.width}")
+
+    def check_relative_bias(self) -> None:
+        supported = not self.stages and isinstance(self.block.token, Attention)
+        if not supported and any(isinstance(part, RelativePositionBias) for part in self.children()):
+            raise UserError("RelativePositionBias is one table for the stack: it needs Attention, and no stages")
 
     def build(self) -> EncoderModel:
         return EncoderModel(self)
@@ -101,7 +104,7 @@ class Encoder(ModelSpec):
     def blocks_by_stage(self) -> list[range]:
         """Block numbers of each stage."""
         ends = accumulate((stage.depth for stage in self.all_stages), initial=0)
-        return [range(*found) for found in pairwise(ends)]
+        return [range(*bounds) for bounds in pairwise(ends)]
 
     def stage_of(self, block: int) -> int:
         return next(number for number, blocks in enumerate(self.blocks_by_stage) if block in blocks)
@@ -296,10 +299,10 @@ class EncoderModel(TimmProtocol, Model[Encoder]):
         """Activations by name: stem, blocks.0.token, blocks.0.channel, blocks.0, ..., norm, pool, head; where a stage
         begins with block 4, merges.4 before it.
         """
-        found: dict[str, Tensor] = {}
-        features = self.forward_features(x, mask, segments=segments, intermediates=found)
-        self.forward_head(features, mask, intermediates=found)
-        return found if names is None else {name: lookup(name, found, "intermediate") for name in names}
+        activations: dict[str, Tensor] = {}
+        features = self.forward_features(x, mask, segments=segments, intermediates=activations)
+        self.forward_head(features, mask, intermediates=activations)
+        return activations if names is None else {name: lookup(name, activations, "intermediate") for name in names}
 
     def context(
         self,

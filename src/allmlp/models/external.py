@@ -80,10 +80,14 @@ def flatten(features: Tensor, channels_last: bool = False) -> Tensor:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Additional names of tied tensors -> first name."""
+    """For each further name of a tied tensor, its first name."""
     first: dict[int, str] = {}
     tensors = model.state_dict(keep_vars=True)
-    return {name: known for name, tensor in tensors.items() if (known := first.setdefault(id(tensor), name)) != name}
+    return {
+        name: first_name
+        for name, tensor in tensors.items()
+        if (first_name := first.setdefault(id(tensor), name)) != name
+    }
 
 
 def drop_tied(model: ExternalModel[Any], state: dict[str, Any], prefix: str, _metadata: Any) -> None:

@@ -43,7 +43,7 @@ GATE_INIT = {
     "split": NEAR_ONE,
     "multiplicative": NEAR_ONE,
     "additive": NEAR_ZERO,
-    # Without a term Z, a near-zero f(Z) would block the branch; the paper does not give this initialization.
+    # Without the factor or term Z, a near-zero f(Z) would block the branch; the paper does not say how it starts.
     "linear": Init(LecunNormal()),
 }
 

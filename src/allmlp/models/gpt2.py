@@ -10,7 +10,7 @@ SPREAD = Normal(0.02)
 
 
 def gpt2(depth: int, width: int, num_heads: int, seq_len: int = 1024, vocab_size: int = 50_257) -> Encoder:
-    """All weights start from N(0, 0.02^2); OpenAI started the last layer of each branch smaller by sqrt(2 depth)."""
+    """All weights start from N(0, 0.02^2); OpenAI divided those of each branch's last layer by sqrt(2 depth)."""
     norm = LayerNorm(1e-5)
     return Encoder(
         width=width,

@@ -205,11 +205,11 @@ class DynamicEncoderModel(EncoderModel):
         if images.dim() != 4 or tuple(size) == self.spec.input_size:
             return None
         key = self.spec, (int(size[0]), int(size[1])), self.device
-        found = self.variants.pop(key, None) or SizeVariant(*key, self.rule)
-        self.variants[key] = found  # least recently used first
+        variant = self.variants.pop(key, None) or SizeVariant(*key, self.rule)
+        self.variants[key] = variant  # least recently used first
         if len(self.variants) > MAX_CACHED_SIZES:
             del self.variants[next(iter(self.variants))]
-        return found
+        return variant
 
 
 def make_dynamic(model: Model, rule: Rule = "interpolate") -> DynamicEncoderModel:

@@ -206,8 +206,8 @@ def crop_fraction(pixels: Any) -> float:
 
 
 def short_side(size: Any) -> int:
-    found = size if isinstance(size, dict) else vars(size)
-    return found.get("shortest_edge") or min(found["height"], found["width"])
+    sides = size if isinstance(size, dict) else vars(size)
+    return sides.get("shortest_edge") or min(sides["height"], sides["width"])
 
 
 def construct(family: str, task: str, options: dict[str, Any]) -> nn.Module:
@@ -220,13 +220,13 @@ def construct(family: str, task: str, options: dict[str, Any]) -> nn.Module:
 
 def odd_blocks(size: int, depth: float) -> list[int]:
     """EfficientNet's strided blocks on a feature map of odd size, which TensorFlow pads on all four sides."""
-    found, block, size = [], 0, size // 2
+    odd, block, size = [], 0, size // 2
     for repeats, stride in zip((1, 2, 2, 3, 3, 4, 1), (1, 2, 2, 2, 1, 2, 1)):
         if stride == 2:
-            found += [block] * (size % 2)
+            odd += [block] * (size % 2)
             size = math.ceil(size / 2)
         block += math.ceil(depth * repeats)
-    return found
+    return odd
 
 
 class HuggingFaceModel(ExternalModel[S]):

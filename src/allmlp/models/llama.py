@@ -36,8 +36,8 @@ def llama(
     )
 
 
-def released(billions: str) -> Published:
-    return Published(billions, "Llama 3, released model")
+def released(parameters: str) -> Published:
+    return Published(parameters, "Llama 3, released model")
 
 
 PRESETS = {

@@ -34,7 +34,7 @@ class ModelSpec(Spec, abstract=True):
         if name in Spec.kinds:
             return super().from_name(name, path)
         if ":" not in name:
-            kinds = {kind: known for kind, known in Spec.kinds.items() if issubclass(known, ModelSpec)}
+            kinds = {kind: spec_class for kind, spec_class in Spec.kinds.items() if issubclass(spec_class, ModelSpec)}
             lookup(name, presets() | kinds, "model")
         return preset(name).spec
 
@@ -57,7 +57,7 @@ class ModelSpec(Spec, abstract=True):
 
     @property
     def has_head(self) -> bool:
-        """False for a model whose output are features."""
+        """False for a model that returns features."""
         return True
 
     def configure(self, **options: Any) -> Self:
@@ -68,13 +68,12 @@ class ModelSpec(Spec, abstract=True):
         return self.replace(**options)
 
     def with_channels(self, channels: int) -> Self:
-        """A copy for images with this many channels; a model that has them, or reads no images, is unchanged."""
+        """A copy for images with this many channels; the spec itself if it has them already, or reads no images."""
         return self if self.input_channels in (None, channels) else self.configure(in_chans=channels)
 
     def shallow(self) -> tuple[ModelSpec, dict[str, range]]:
-        """The model with one block per stack, and path of each numbered part -> block numbers it represents.
-
-        The blocks of a stack are identical, so one block is enough to count costs and to list the weights.
+        """The model with one block per stack, and a map from the path of each remaining block to the block numbers it
+        stands for. The blocks of a stack are identical, so one is enough to count costs and to list the weights.
         """
         return self, {}
 
@@ -189,7 +188,7 @@ def uncompiled(model: Any) -> Any:
 
 
 def check_merged(model: nn.Module) -> None:
-    """Raise UserError if adapters take the place of weights of the model: those of `allmlp.lora`, or of PEFT."""
+    """Raise UserError if the model has adapters that are not merged into its weights: `allmlp.lora`'s or PEFT's."""
     if any(name.endswith("lora_a") for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them into its weights first, allmlp.lora.merge(model)")
     if any(path.endswith(".base_layer") for path, _ in model.named_modules()):
@@ -198,18 +197,18 @@ def check_merged(model: nn.Module) -> None:
 
 def follow_mode(model: nn.Module, other: nn.Module) -> None:
     """Copy training or evaluation mode (some modules may be frozen) and checkpointing from `other`, by module."""
-    for own, source in zip(model.modules(), other.modules(), strict=True):
-        own.training = source.training
-        if isinstance(own, Model) and isinstance(source, Model):
-            own.checkpointing = source.checkpointing
+    for module, source in zip(model.modules(), other.modules(), strict=True):
+        module.training = source.training
+        if isinstance(module, Model) and isinstance(source, Model):
+            module.checkpointing = source.checkpointing
 
 
 def take_over(new: M, model: Model, weights: Mapping[str, Tensor]) -> M:
-    """`new`, which has the parts of `model` and was built on the meta device, with `weights` and the rest of `model`:
-    preprocessing, folder, modes, and which weights are trained.
+    """Fill `new`, which was built on the meta device and has the parts of `model`, with `weights`, and copy the rest
+    from `model`: preprocessing, folder, modes, and which weights are trained.
     """
-    for own, source in zip(new.parameters(), model.parameters(), strict=True):
-        own.requires_grad_(source.requires_grad)
+    for parameter, source in zip(new.parameters(), model.parameters(), strict=True):
+        parameter.requires_grad_(source.requires_grad)
     new.load_state_dict(weights, assign=True)
     new.preprocessing, new.folder = model.preprocessing, model.folder
     follow_mode(new, model)

@@ -38,27 +38,27 @@ class Preset(NamedTuple):
 
 def presets() -> dict[str, Preset]:
     """All presets of this package (each family is a file with a PRESETS table) and of plug-ins."""
-    found = dict(own_presets())
+    table = dict(own_presets())
     for module in plugins():
         for name, entry in getattr(module, "PRESETS", {}).items():
             if not isinstance(entry, Preset):
                 raise UserError(
                     f"{module.__name__}.PRESETS: {name} is {type(entry).__name__}, not Preset(spec, family)"
                 )
-            if found.setdefault(name, entry) is not entry:
+            if table.setdefault(name, entry) is not entry:
                 raise UserError(f"{module.__name__}.PRESETS: there is a model {name} already; use another name")
-    return dict(sorted(found.items(), key=lambda item: ":" in item[0]))  # our own first
+    return dict(sorted(table.items(), key=lambda item: ":" in item[0]))  # our own first
 
 
 @cache
 def own_presets() -> dict[str, Preset]:
-    found: dict[str, Preset] = {}
+    table: dict[str, Preset] = {}
     for module in discover("allmlp.models"):
         for name, entry in getattr(module, "PRESETS", {}).items():
-            if name in found:
+            if name in table:
                 raise TypeError(f"two presets are called {name}")
-            found[name] = entry
-    return found
+            table[name] = entry
+    return table
 
 
 def preset(name: str) -> Preset:

@@ -42,9 +42,9 @@ class SeriesEncoder(ModelSpec):
     init: Init = TORCH_INIT
 
     def check(self) -> None:
-        own = self.stem.width
-        if own is not None and own != self.width:
-            raise UserError(f"tokens of {type(self.stem).__name__} have {own} channels: set width to {own}")
+        width = self.stem.width
+        if width is not None and width != self.width:
+            raise UserError(f"tokens of {type(self.stem).__name__} have {width} channels: set width to {width}")
         if self.block.variate is not None and self.stem.mixes_variates:
             raise UserError(f"the variates are already the channels of {type(self.stem).__name__}: set variate=None")
         if self.block.cross is not None:
@@ -74,8 +74,8 @@ class SeriesEncoder(ModelSpec):
         fields = ("seq_len", "in_chans")
         for name in options:
             if name not in fields:
-                known = ", ".join((*fields, "horizon", "quantiles"))
-                raise UserError(f"the model has no {name!r} (input: {self.input_spec}); it has {known}")
+                names = ", ".join((*fields, "horizon", "quantiles"))
+                raise UserError(f"the model has no {name!r} (input: {self.input_spec}); it has {names}")
         stem = self.stem.replace(**options)
         return self.replace(stem=stem, width=stem.width or self.width, **changes)
 

@@ -50,26 +50,26 @@ class Timm(External):
 
     @property
     def default_size(self) -> tuple[int, int]:
-        known = self.defaults
-        return tuple(known.input_size[-2:]) if known else (224, 224)
+        config = self.defaults
+        return tuple(config.input_size[-2:]) if config else (224, 224)
 
     def build(self) -> TimmModel:
         return TimmModel(self, self.network())
 
     def pretrained(self) -> PretrainedExternal:
-        known = self.defaults
+        config = self.defaults
         # With another number of classes timm would not load the published head.
-        spec = self if known is None else self.replace(num_classes=known.num_classes or self.num_classes)
+        spec = self if config is None else self.replace(num_classes=config.num_classes or self.num_classes)
         network = spec.network(pretrained=True)
-        found = network.pretrained_cfg
+        loaded = network.pretrained_cfg
         return PretrainedExternal(
-            TimmModel(spec, network), tuple(found["mean"]), tuple(found["std"]), found["crop_pct"]
+            TimmModel(spec, network), tuple(loaded["mean"]), tuple(loaded["std"]), loaded["crop_pct"]
         )
 
     def network(self, pretrained: bool = False) -> Any:
         options: dict[str, Any] = {"num_classes": self.num_classes, "in_chans": self.in_chans, "pretrained": pretrained}
-        known = self.defaults
-        if known is not None and known.fixed_input_size:
+        config = self.defaults
+        if config is not None and config.fixed_input_size:
             height, width = self.input_size
             options["img_size"] = height if height == width else self.input_size  # some accept only one number
         if self.drop_path:
@@ -104,8 +104,8 @@ def layout(spec: Timm) -> tuple[int, ...]:
 
 class TimmModel(ExternalModel[Timm]):
     def parts(self) -> dict[str, str]:
-        known = self.network.pretrained_cfg.get("classifier") or ""
-        classifier = (known if isinstance(known, str) else known[0]).partition(".")[0]
+        path = self.network.pretrained_cfg.get("classifier") or ""
+        classifier = (path if isinstance(path, str) else path[0]).partition(".")[0]
         labels = {"head": "body", classifier: "head"}  # SelecSLS has a `head` before its classifier
         return {labels.get(name, name): f"network.{name}" for name, _ in self.network.named_children()}
 

@@ -63,20 +63,20 @@ class TimmProtocol(nn.Module):
     @property
     def feature_info(self) -> list[dict[str, Any]]:
         """Name, channels and stride of every feature."""
-        stem, found = self.spec.stem, []
+        stem, features = self.spec.stem, []
         reduction = max(stem.patch_size) if isinstance(stem, PatchEmbed) else 1
         for stage, blocks in zip(self.spec.all_stages, self.spec.blocks_by_stage, strict=True):
             reduction *= max(stage.merge.patch_size) if stage.merge else 1
             numbers = [number for number in self.feature_blocks if number in blocks]
-            found += [{"module": f"blocks.{i}", "num_chs": stage.width, "reduction": reduction} for i in numbers]
-        return found
+            features += [{"module": f"blocks.{i}", "num_chs": stage.width, "reduction": reduction} for i in numbers]
+        return features
 
     @property
     def pretrained_cfg(self) -> dict[str, Any]:
         """Input configuration for `timm.data.resolve_model_data_config`: the model's image size, and the normalization
         it was loaded with, else ImageNet's.
         """
-        stem, known = self.spec.stem, self.preprocessing
+        stem, preprocessing = self.spec.stem, self.preprocessing
         if not isinstance(stem, PatchEmbed):
             # Not a UserError: tracing and inspection read every attribute.
             raise AttributeError(f"a model of {self.spec.input_spec} has no image config")
@@ -85,9 +85,9 @@ class TimmProtocol(nn.Module):
             "architecture": "allmlp",
             "input_size": (stem.in_chans, *stem.img_size),
             "num_classes": self.num_classes,
-            "mean": known.mean if known else IMAGENET_MEAN if colors else (0.5,) * stem.in_chans,
-            "std": known.std if known else IMAGENET_STD if colors else (0.5,) * stem.in_chans,
-            "crop_pct": known.crop_pct if known else 0.875,
+            "mean": preprocessing.mean if preprocessing else IMAGENET_MEAN if colors else (0.5,) * stem.in_chans,
+            "std": preprocessing.std if preprocessing else IMAGENET_STD if colors else (0.5,) * stem.in_chans,
+            "crop_pct": preprocessing.crop_pct if preprocessing else 0.875,
             "interpolation": "bicubic",
             "fixed_input_size": True,
             "first_conv": "stem.proj",
@@ -125,8 +125,8 @@ class TimmProtocol(nn.Module):
         if pool is None and head is not None:
             raise UserError("global_pool '' is for features, without a classifier: use num_classes=0")
         if pool is not None and not isinstance(self.spec.pool, pool):
-            own = type(self.spec.pool).__name__
-            raise UserError(f"the model pools with {own}, not with global_pool {global_pool!r}")
+            name = type(self.spec.pool).__name__
+            raise UserError(f"the model pools with {name}, not with global_pool {global_pool!r}")
 
     # --- features ----------------------------------------------------------------------------------------
 
@@ -165,15 +165,19 @@ class TimmProtocol(nn.Module):
                 outputs[i] = self.norm(x) if norm else x
             if i == max(taken) and stop_early and intermediates_only:
                 break
-        found = [tokens[:, prefix:] for tokens in outputs.values()]
+        intermediates = [tokens[:, prefix:] for tokens in outputs.values()]
         if output_fmt == "NCHW":
             grids = [self.spec.build_contexts[self.spec.stage_of(i)].grid for i in outputs]
-            found = [tokens.transpose(1, 2).unflatten(2, grid).contiguous() for tokens, grid in zip(found, grids)]
+            intermediates = [
+                tokens.transpose(1, 2).unflatten(2, grid).contiguous() for tokens, grid in zip(intermediates, grids)
+            ]
         if return_prefix_tokens:
-            found = [(features, tokens[:, :prefix]) for features, tokens in zip(found, outputs.values())]
+            intermediates = [
+                (features, tokens[:, :prefix]) for features, tokens in zip(intermediates, outputs.values())
+            ]
         if intermediates_only:
-            return found
-        return self.norm(x if self.pool is None else self.pool.prepare(x, context)), found
+            return intermediates
+        return self.norm(x if self.pool is None else self.pool.prepare(x, context)), intermediates
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -210,9 +214,9 @@ class TimmProtocol(nn.Module):
 
         stem = self.spec.stem
         if patch_size is not None and isinstance(stem, PatchEmbed):
-            wanted = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
-            if wanted != stem.patch_size:
-                raise UserError(f"a model with patches of {stem.patch_size} cannot be changed to {wanted}")
+            new_size = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
+            if new_size != stem.patch_size:
+                raise UserError(f"a model with patches of {stem.patch_size} cannot be changed to {new_size}")
         if img_size is None:
             return
         resized = allmlp.resize_model(self, img_size, copy=False)  # type: ignore[arg-type]

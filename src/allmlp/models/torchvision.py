@@ -16,10 +16,10 @@ def define_missing_operators() -> torch.library.Library | None:
     Importing it then only needs two operators to be defined; no model calls them. Torchvision itself is not imported
     here. The definitions last as long as the returned library, which the cache keeps alive.
     """
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("torchvision")
+    if package is None or package.origin is None:
         return None
-    for compiled in Path(found.origin).parent.glob("_C.*"):
+    for compiled in Path(package.origin).parent.glob("_C.*"):
         try:
             torch.ops.load_library(compiled)
         except OSError:

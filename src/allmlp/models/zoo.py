@@ -124,12 +124,16 @@ def family(spec: ModelSpec) -> str:
     """Family of the preset with the most similar parts; the name of the token mixer if no preset has it."""
     name = getattr(spec, "name", None)
     if name is not None:  # a network of another package
-        own = (entry.family for entry in presets().values() if getattr(entry.spec, "name", None) == name)
-        return next(own, type(spec).__name__)
-    parts, known = kinds(spec), [(entry.family, kinds(entry.spec)) for entry in presets().values()]
-    new = parts - frozenset().union(*(found for _, found in known))
+        families = (entry.family for entry in presets().values() if getattr(entry.spec, "name", None) == name)
+        return next(families, type(spec).__name__)
+    parts = kinds(spec)
+    preset_parts = [(entry.family, kinds(entry.spec)) for entry in presets().values()]
+    new = parts.difference(*(others for _, others in preset_parts))
     mixers = [kind.__name__ for kind in new if issubclass(kind, TokenMixer)]
-    return min(mixers) if mixers else max(known, key=lambda one: len(parts & one[1]) / len(parts | one[1]))[0]
+    if mixers:
+        return min(mixers)
+    most_similar, _ = max(preset_parts, key=lambda row: len(parts & row[1]) / len(parts | row[1]))
+    return most_similar
 
 
 def short_name(spec: ModelSpec | None) -> str:

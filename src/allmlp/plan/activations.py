@@ -203,9 +203,9 @@ class MeasuredLoss(TrainingLoss):
         self.sizes: list[int] = []
 
     def logits(self, *inputs: Tensor) -> Tensor:
-        found = super().logits(*inputs)
-        self.sizes.append(found.numel())
-        return found
+        output = super().logits(*inputs)
+        self.sizes.append(output.numel())
+        return output
 
 
 def head_tokens(spec: Encoder) -> int:
@@ -260,15 +260,15 @@ def saved_by_compiler(
     graphs: list[tuple[nn.Module, dict[str, Tensor], tuple[Any, ...]]] = []
     for call in calls:
         start = f"{paths[call.block]}."
-        own = {name.removeprefix(start): weight for name, weight in state.items() if name.startswith(start)}
-        graphs.append((call.block, own, tree_map_only(Tensor, as_input, call.inputs)))
+        block_weights = {name.removeprefix(start): weight for name, weight in state.items() if name.startswith(start)}
+        graphs.append((call.block, block_weights, tree_map_only(Tensor, as_input, call.inputs)))
     with ExitStack() as stack:
         for call in calls:
             skip = partial(convert, dtype=call.output.dtype)
             stack.enter_context(patch.object(call.block, "forward", skip))
         rest = saved_by_graph(step, state, tuple(inputs), execution)
-    found = [rest, *(saved_by_graph(*graph, execution) for graph in graphs)]
-    return sum(batch for batch, _ in found), sum(constant for _, constant in found)
+    parts = [rest, *(saved_by_graph(*graph, execution) for graph in graphs)]
+    return sum(batch for batch, _ in parts), sum(constant for _, constant in parts)
 
 
 def as_input(tensor: Tensor) -> Tensor:
@@ -353,7 +353,7 @@ def widen(value: Any) -> Any:
 
 
 class SimulatedCuda(TorchFunctionMode):
-    """Tensors report to be on a GPU, and follow its autocast rules and attention kernels."""
+    """Tensors claim to be on a GPU, and follow its autocast rules and attention kernels."""
 
     def __init__(self, bfloat16: bool) -> None:
         super().__init__()

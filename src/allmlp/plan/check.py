@@ -80,12 +80,12 @@ class RealStep:
 
     def saved_bytes(self) -> int:
         """Bytes that autograd saves for the backward pass, without parameters and buffers."""
-        own = {each.untyped_storage().data_ptr() for each in (*self.model.parameters(), *self.model.buffers())}
+        weights = {each.untyped_storage().data_ptr() for each in (*self.model.parameters(), *self.model.buffers())}
         saved: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
+            if storage.data_ptr() not in weights:
                 saved[storage.data_ptr()] = storage.nbytes()
             return tensor
 
@@ -111,11 +111,11 @@ class RealStep:
 class LiveTensors(TorchDispatchMode):
     """Counts the bytes of all live tensors at every op, for CPUs, whose allocator keeps no statistics."""
 
-    def __init__(self, known: Iterable[Any]) -> None:
+    def __init__(self, existing: Iterable[Any]) -> None:
         super().__init__()
         self.now = self.peak = 0
         self.sizes: dict[int, int] = {}
-        for tensor in known:
+        for tensor in existing:
             self.count(tensor)
 
     def __torch_dispatch__(

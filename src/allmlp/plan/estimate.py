@@ -253,11 +253,7 @@ def estimate(job: Job, runs: int = 500, seed: int = 0) -> Estimate:
     )
     chosen = choose(job, strategies)
     size = checkpoint_bytes(job)
-    # Shards are copied to the memory of their hosts, and written while training goes on.
-    copied = size / job.gpus / HOST_BANDWIDTH if chosen.sharding == "fsdp" else 0.0
-    written = size / job.storage_bandwidth
-    waits = (copied, job.restart_seconds, written) if copied else (written, job.restart_seconds)
-    failures = FailureModel(mtbf(job.gpus, job.failures_per_gpu_day), *waits)
+    failures = failure_model(job, size, chosen.sharding)
     work = job.steps * chosen.step.seconds
     interval = min(daly(failures), work) if math.isfinite(failures.mtbf) else work
     expected = expected_time(work, interval, failures)
@@ -286,6 +282,15 @@ def estimate(job: Job, runs: int = 500, seed: int = 0) -> Estimate:
         expected,
         simulation,
     )
+
+
+def failure_model(job: Job, size: int, sharding: Sharding) -> FailureModel:
+    """Failures of the job's GPUs, with checkpoints of `size` bytes."""
+    between, written = mtbf(job.gpus, job.failures_per_gpu_day), size / job.storage_bandwidth
+    if sharding == "fsdp":
+        # Shards are copied to the memory of their hosts, and written while training goes on.
+        return FailureModel(between, size / job.gpus / HOST_BANDWIDTH, job.restart_seconds, written)
+    return FailureModel(between, written, job.restart_seconds)
 
 
 def expected_seconds(job: Job) -> tuple[float, str]:
@@ -322,8 +327,8 @@ def choose(job: Job, strategies: tuple[Strategy, ...]) -> Strategy:
 
 def checkpoint_bytes(job: Job) -> int:
     """Weights, optimizer state and EMA, unsharded, in float32."""
-    own = 2 if job.ema else 1
-    values = (weight.elements * (own + state_per_weight(job.optim, weight.hidden)) for weight in weights(job.model))
+    copies = 2 if job.ema else 1
+    values = (weight.elements * (copies + state_per_weight(job.optim, weight.hidden)) for weight in weights(job.model))
     return FLOAT32 * sum(values)
 
 

@@ -59,7 +59,7 @@ def young(model: FailureModel) -> float:
 
 
 def daly(model: FailureModel) -> float:
-    """The same to higher order, within a fraction of a percent of the optimum."""
+    """Seconds of work between checkpoints, to higher order: within a fraction of a percent of the optimum."""
     ratio = model.checkpoint / (2 * model.mtbf)
     if ratio >= 1:
         return model.mtbf
@@ -84,7 +84,7 @@ def segment_time(work: float, model: FailureModel) -> float:
 
 
 def simulate(work: float, interval: float, model: FailureModel, runs: int, seed: int) -> Simulation:
-    """The same by Monte Carlo simulation of `runs` runs."""
+    """Wall-clock seconds as in `expected_time`, by Monte Carlo simulation of `runs` runs."""
     generator = random.Random(seed)
     seconds, failures = zip(*(simulate_run(work, interval, model, generator) for _ in range(runs)))
     error = statistics.stdev(seconds) / math.sqrt(runs) if runs > 1 else math.inf

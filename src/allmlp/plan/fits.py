@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from allmlp.run import Run
 
 GIGABYTE = 1e9
-SURE = 2**28
+ALWAYS_FITS = 2**28
 """Bytes of activations below which a trace, which takes half a second, is skipped."""
 
 
@@ -31,18 +31,18 @@ def free_memory(device: torch.device) -> float:
     """Bytes that can still be allocated on a device; infinite if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(machine_memory(), group_memory(), limited_memory()) if device.type == "cpu" else float("inf")
+    return min(machine_memory(), cgroup_memory(), limited_memory()) if device.type == "cpu" else float("inf")
 
 
 def machine_memory() -> float:
     try:
-        found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="utf8"))
+        available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="utf8"))
     except OSError:
         return float("inf")
-    return 1024.0 * int(found[1]) if found else float("inf")
+    return 1024.0 * int(available[1]) if available else float("inf")
 
 
-def group_memory() -> float:
+def cgroup_memory() -> float:
     """Memory left in a container (cgroup v2); cached file pages, which can be dropped, count as free."""
     root = Path("/sys/fs/cgroup")
     try:
@@ -108,14 +108,14 @@ def check_training(
     shards = processes if sharding == "fsdp" and device.type == "cuda" else 1
     check_weights(spec, device, copies=1 if lora else max(3 // shards, 1))
     local = max(batch_size // processes // grad_accum_steps, 1)
-    if not spec.shallow()[1] or local * input_bytes(spec) * depth(spec) < SURE:
+    if not spec.shallow()[1] or local * input_bytes(spec) * depth(spec) < ALWAYS_FITS:
         return
 
     def needed(examples: int) -> Memory:
         execution = Execution(device.type if device.type == "cuda" else "cpu", bfloat16=device.type == "cuda")
         options = processes, sharding, grad_checkpointing, ema, grad_accum_steps, execution
-        found = memory(spec, examples, optim, *options)
-        return found._replace(gradients=0, optimizer_state=0, largest_gradient=0, workspace=0) if lora else found
+        estimate = memory(spec, examples, optim, *options)
+        return estimate._replace(gradients=0, optimizer_state=0, largest_gradient=0, workspace=0) if lora else estimate
 
     try:
         whole, single = (needed(examples).peak for examples in (batch_size // processes, grad_accum_steps))

@@ -84,10 +84,10 @@ def training_speed(family: str, modality: str, macs: int) -> Speed:
     """Measured speed of the family's compiled model nearest in multiply-adds, or of a related family's."""
     name: str | None = family
     while name is not None:
-        wanted = "training", name, modality, False
-        known = [s for s in speeds() if (s.task, s.family, s.modality, s.eager) == wanted]
-        if known:
-            return min(known, key=lambda speed: abs(math.log(speed.macs / macs)))
+        requested = "training", name, modality, False
+        measured = [s for s in speeds() if (s.task, s.family, s.modality, s.eager) == requested]
+        if measured:
+            return min(measured, key=lambda speed: abs(math.log(speed.macs / macs)))
         name = RELATED.get(name)
     raise UserError(f"no measured MFU for training {family} on {modality}: pass --mfu")
 
@@ -99,5 +99,5 @@ def expected_flops(device: str, family: str, modality: str, macs: int, mfu: floa
         return None, f"the peak of {device} is unknown; --calibrate MODEL measures a speed"
     if mfu is not None:
         return mfu * gpu.peak, f"given MFU of {mfu:.1%} on {gpu.name}"
-    found = training_speed(family, modality, macs)
-    return found.mfu * gpu.peak, f"MFU of {found.mfu:.1%} on {gpu.name}: {found.description}"
+    speed = training_speed(family, modality, macs)
+    return speed.mfu * gpu.peak, f"MFU of {speed.mfu:.1%} on {gpu.name}: {speed.description}"

@@ -26,13 +26,13 @@ def job(name: str, samples: float | None = None, epochs: float | None = None, **
     if isinstance(given.get("optim"), str):
         given["optim"] = lookup(given["optim"], OPTIMIZERS, "optimizer")()
     if name.partition("/")[0] in recipes():
-        found = runs(name)
-        if len(found) > 1:
-            raise UserError(f"{name} contains several runs; choose one of {', '.join(found)}")
-        return from_run(name, next(iter(found.values())), samples, epochs, given)
+        table = runs(name)
+        if len(table) > 1:
+            raise UserError(f"{name} contains several runs; choose one of {', '.join(table)}")
+        return from_run(name, next(iter(table.values())), samples, epochs, given)
     if name not in presets() and not name.startswith("timm:"):
         if Path(name).exists():
-            raise UserError(f"{name} is no name of a model or recipe; losses of finished runs are read with --from")
+            raise UserError(f"{name} is neither a model nor a recipe; losses of finished runs are read with --from")
         raise UserError(f"unknown model or recipe {name!r}{did_you_mean(name, [*list_models(), *recipes()])}")
     if samples is None:
         raise UserError(f"the size of the training set of {name} is unknown; pass --samples 300e6 --epochs 14")
@@ -51,16 +51,16 @@ def from_run(name: str, run: Run, samples: float | None, epochs: float | None, g
     batch_size = given.pop("batch_size", run.batch_size)
     if samples is None and epochs is None and run.budget.steps is not None:
         samples, epochs = run.budget.steps * run.batch_size, 1.0
-    known = TRAIN_IMAGES.get(getattr(run.data, "path", "")) or TRAIN_EXAMPLES.get(type(run.data).__name__)
-    samples = samples if samples is not None else known
+    usual_samples = TRAIN_IMAGES.get(getattr(run.data, "path", "")) or TRAIN_EXAMPLES.get(type(run.data).__name__)
+    samples = samples if samples is not None else usual_samples
     epochs = epochs if epochs is not None else run.budget.epochs
     if samples is None or epochs is None:
         raise UserError(f"the size of the training set of {name} is unknown; pass --samples N --epochs E")
-    own: dict[str, Any] = {
+    of_recipe: dict[str, Any] = {
         "grad_accum_steps": run.grad_accum_steps,
         "optim": run.optim,
         "ema": bool(run.ema_decay),
         "precision": "float32" if run.precision == "float32" else "bfloat16",
         "compiled": run.compile,
     }
-    return Job(name, model, family(model), float(samples), float(epochs), batch_size=batch_size, **(own | given))
+    return Job(name, model, family(model), float(samples), float(epochs), batch_size=batch_size, **(of_recipe | given))

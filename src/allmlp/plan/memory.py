@@ -49,11 +49,11 @@ def weights(spec: ModelSpec) -> tuple[Weight, ...]:
     with torch.device("meta"):
         model = shallow.build()
     hidden = hidden_matrices(model)
-    found = []
+    shapes = []
     for name, weight in model.named_parameters():
         copies = next((len(numbers) for block, numbers in depths.items() if name.startswith(f"{block}.")), 1)
-        found.append(Weight(tuple(weight.shape), copies, "blocks." in name, id(weight) in hidden))
-    return tuple(found)
+        shapes.append(Weight(tuple(weight.shape), copies, "blocks." in name, id(weight) in hidden))
+    return tuple(shapes)
 
 
 def state_per_weight(optim: Optim, hidden: bool) -> int:
@@ -141,14 +141,14 @@ def memory(
         execution = execution._replace(bfloat16_weights=execution.bfloat16)
     kept, all_weights = activations(spec, execution), weights(spec)
     shards = gpus if sharding == "fsdp" else 1
-    own = FLOAT32 * sum(weight.shard(shards) for weight in all_weights)
+    weight_bytes = FLOAT32 * sum(weight.shard(shards) for weight in all_weights)
     state = sum(state_per_weight(optim, weight.hidden) * weight.shard(shards) for weight in all_weights)
     outside = max((weight.elements for weight in all_weights if not weight.in_block), default=0)
     return Memory(
-        weights=own,
-        ema=own if ema else 0,
+        weights=weight_bytes,
+        ema=weight_bytes if ema else 0,
         optimizer_state=FLOAT32 * state,
-        gradients=own,
+        gradients=weight_bytes,
         weight_copies=kept.weight_copies,
         communication_buffers=communication_buffers(all_weights, gpus, sharding, execution.bfloat16_weights),
         activations=examples * (kept.checkpointed if grad_checkpointing else kept.saved),

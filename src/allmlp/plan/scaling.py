@@ -85,11 +85,11 @@ class Scaling(NamedTuple):
         return float(np.mean(np.abs([*self.held_out.values()]))) if self.held_out else None
 
     def as_json(self) -> dict[str, Any]:
-        found = {"by": self.by, "runs": [point._asdict() for point in self.points], "E": self.law.floor}
-        found |= {"A": self.law.scale * self.law.unit**self.law.alpha, "alpha": self.law.alpha}
-        found |= {"E_interval": self.floor_range, "alpha_interval": self.alpha_range}
-        found |= {"held_out": self.held_out, "held_out_error": self.held_out_error}
-        return found | {"prediction": self.next._asdict()}
+        fields = {"by": self.by, "runs": [point._asdict() for point in self.points], "E": self.law.floor}
+        fields |= {"A": self.law.scale * self.law.unit**self.law.alpha, "alpha": self.law.alpha}
+        fields |= {"E_interval": self.floor_range, "alpha_interval": self.alpha_range}
+        fields |= {"held_out": self.held_out, "held_out_error": self.held_out_error}
+        return fields | {"prediction": self.next._asdict()}
 
 
 def read_point(folder: Path) -> Point:

@@ -56,14 +56,14 @@ def series_folder(model: str | os.PathLike[str]) -> Path | None:
 
 
 class Forecaster:
-    """A trained model of time series, by its folder."""
+    """A trained time-series model, loaded from its folder."""
 
     def __init__(self, folder: str | os.PathLike[str], device: str | None = None) -> None:
         self.folder = Path(folder)
-        known = read_preprocessing(self.folder)
-        if not isinstance(known, SeriesPreprocessing):
+        preprocessing = read_preprocessing(self.folder)
+        if not isinstance(preprocessing, SeriesPreprocessing):
             raise UserError(f"the model in {folder} does not forecast time series")
-        self.known = known
+        self.preprocessing = preprocessing
         self.model: Model = load(self.folder, device=own_device(device))
         spec: Any = self.model.spec
         if isinstance(getattr(spec, "head", None), ReconstructionHead):
@@ -81,58 +81,58 @@ class Forecaster:
 
     def read(self, *tables: str) -> SeriesRows:
         """The series of tables with the columns that the model was trained on."""
-        known = self.known
-        found = read_series(tables, known.time_column, known.id_columns, known.columns, known.frequency)
-        own = [length for length in found.lengths if length > 1]
-        if own and is_coarser(found):
+        preprocessing = self.preprocessing
+        series = read_series(
+            tables, preprocessing.time_column, preprocessing.id_columns, preprocessing.columns, preprocessing.frequency
+        )
+        if any(length > 1 for length in series.lengths) and is_coarser(series):
             raise UserError(
-                f"{', '.join(tables)} has longer steps than the {known.frequency} that the model was trained on: "
-                "resample it"
+                f"{', '.join(tables)} has longer steps than the {preprocessing.frequency} that the model was trained "
+                "on: resample it"
             )
-        return found
+        return series
 
     def forecast(self, *tables: str) -> Iterator[SeriesForecast]:
         """Forecast the steps after the end of each series in the tables."""
-        found = self.read(*tables)
-        ends = np.cumsum(found.lengths)
+        series = self.read(*tables)
+        ends = np.cumsum(series.lengths)
         numbers = iter(range(len(ends)))
         while batch := list(islice(numbers, BATCH)):
-            rows = [found.values[ends[n] - min(found.lengths[n], self.seq_len) : ends[n]] for n in batch]
-            for number, (values, quantiles), past in zip(
-                batch, self.predict(rows, [found.ids[n] for n in batch]), rows
-            ):
-                last, frequency = int(found.ends[number]), found.frequency
-                first = preceding(frequency, int(found.starts[number]), found.lengths[number], len(past))
+            rows = [series.values[ends[n] - min(series.lengths[n], self.seq_len) : ends[n]] for n in batch]
+            predictions = self.predict(rows, [series.ids[n] for n in batch])
+            for number, past, (values, quantiles) in zip(batch, rows, predictions, strict=True):
+                last, frequency = int(series.ends[number]), series.frequency
+                first = preceding(frequency, int(series.starts[number]), series.lengths[number], len(past))
                 times = frequency.following(last, self.horizon)
-                yield SeriesForecast(found.ids[number], first, past, times, values, quantiles, frequency)
+                yield SeriesForecast(series.ids[number], first, past, times, values, quantiles, frequency)
 
     @torch.inference_mode()
     def predict(self, rows: list[np.ndarray], ids: list[str]) -> list[tuple[np.ndarray, np.ndarray | None]]:
         """Point forecasts and quantiles after these rows, each steps x columns."""
-        past = np.full((len(rows), self.seq_len, len(self.known.columns)), np.nan)
+        past = np.full((len(rows), self.seq_len, len(self.preprocessing.columns)), np.nan)
         shift, scale = np.empty((2, len(rows), 1, past.shape[2]))
-        places = {name: place for place, name in enumerate(self.known.ids)}
-        for number, (own, name) in enumerate(zip(rows, ids)):
-            if not np.isfinite(own).any():
+        places = {name: place for place, name in enumerate(self.preprocessing.ids)}
+        for number, (row, name) in enumerate(zip(rows, ids)):
+            if not np.isfinite(row).any():
                 raise UserError(f"{f'series {name!r}' if name else 'the series'} has no value to forecast from")
             place = places.get(name)
-            # A series that was not trained on is scaled by its given values.
-            mean, std = level(own) if place is None else (self.known.mean[place], self.known.std[place])
-            past[number, self.seq_len - len(own) :] = own
+            # A series that the model was not trained on is scaled by its own past.
+            mean, std = level(row) if place is None else (self.preprocessing.mean[place], self.preprocessing.std[place])
+            past[number, self.seq_len - len(row) :] = row
             shift[number], scale[number] = mean, std
         x = torch.from_numpy((past - shift) / scale).float().to(self.model.device)
         mask = x.isfinite()
         y = (self.model(x) if bool(mask.all()) else self.model(x, mask)).double().cpu().numpy()
         if not self.levels:
-            return [(own, None) for own in y * scale + shift]
+            return [(values, None) for values in y * scale + shift]
         y = np.sort(y, axis=-1) * scale[..., None] + shift[..., None]
-        return [(own[..., median(self.levels)], own) for own in y]
+        return [(quantiles[..., median(self.levels)], quantiles) for quantiles in y]
 
 
-def is_coarser(found: SeriesRows) -> bool:
-    """Whether the rows are regular at a multiple of the step, so that all others are missing."""
-    seen = np.flatnonzero(np.isfinite(found.values).any(1))
-    steps = np.diff(seen[:10_000])
+def is_coarser(series: SeriesRows) -> bool:
+    """Whether values are observed only at a multiple of the step, so that the rows between are all missing."""
+    observed = np.flatnonzero(np.isfinite(series.values).any(1))
+    steps = np.diff(observed[:10_000])
     return len(steps) > 2 and int(np.median(steps)) > 1
 
 
@@ -146,17 +146,21 @@ def preceding(frequency: Frequency, start: int, length: int, count: int) -> np.n
 
 def write_forecasts(forecasts: Iterable[SeriesForecast], forecaster: Forecaster, out: Path) -> list[SeriesForecast]:
     """Write a table, a row for each step; returns the first forecasts."""
-    known, shown, suffixes = forecaster.known, list[SeriesForecast](), [f"_{q:g}" for q in forecaster.levels]
-    header = [known.time_column or "time", *known.id_columns]
-    header += [f"{name}{suffix}" for name in known.columns for suffix in ("", *suffixes)]
+    preprocessing, shown, suffixes = (
+        forecaster.preprocessing,
+        list[SeriesForecast](),
+        [f"_{q:g}" for q in forecaster.levels],
+    )
+    header = [preprocessing.time_column or "time", *preprocessing.id_columns]
+    header += [f"{name}{suffix}" for name in preprocessing.columns for suffix in ("", *suffixes)]
 
     def rows() -> Iterator[list[str]]:
-        for one in forecasts:
-            shown.extend([one] if len(shown) < SHOWN else [])
-            ids = split_name(one.id, len(known.id_columns))
-            for step, stamp in enumerate(one.stamps):
-                parts = one.values[step, :, None] if one.quantiles is None else one.quantiles[step]
-                points = [[point, *others] for point, others in zip(one.values[step], parts)]
+        for forecast in forecasts:
+            shown.extend([forecast] if len(shown) < SHOWN else [])
+            ids = split_name(forecast.id, len(preprocessing.id_columns))
+            for step, stamp in enumerate(forecast.stamps):
+                parts = forecast.values[step, :, None] if forecast.quantiles is None else forecast.quantiles[step]
+                points = [[point, *others] for point, others in zip(forecast.values[step], parts)]
                 yield [stamp, *ids, *(f"{value:.10g}" for row in points for value in row[: 1 + len(suffixes)])]
 
     if out.suffix != ".csv":
@@ -172,10 +176,10 @@ def write_forecasts(forecasts: Iterable[SeriesForecast], forecaster: Forecaster,
 def draw_forecasts(forecasts: list[SeriesForecast], forecaster: Forecaster, file: Path) -> None:
     """Past, forecast and the bands between quantiles, for the first series and columns."""
     pyplot = require("matplotlib.pyplot", "analysis")
-    panels = [(one, column) for one in forecasts for column in range(len(forecaster.known.columns))][:SHOWN]
+    panels = [(one, column) for one in forecasts for column in range(len(forecaster.preprocessing.columns))][:SHOWN]
     figure, axes = pyplot.subplots(len(panels), figsize=(9, 2.4 * len(panels)), squeeze=False, layout="constrained")
     for axis, (one, column) in zip(axes[:, 0], panels):
-        counted = forecaster.known.frequency.unit == "row"
+        counted = forecaster.preprocessing.frequency.unit == "row"
         past_times, times = (part if counted else part.astype("datetime64[ms]") for part in (one.past_times, one.times))
         kept = slice(-4 * forecaster.horizon, None)
         axis.plot(past_times[kept], one.past[kept, column], color="0.3", linewidth=1, label="past")
@@ -188,7 +192,7 @@ def draw_forecasts(forecasts: list[SeriesForecast], forecaster: Forecaster, file
                 edges = one.quantiles[:, column, low], one.quantiles[:, column, high]
                 shade = 0.5 * (low + 1) / (bands + 1)
                 axis.fill_between(times, *edges, color="C0", alpha=shade, linewidth=0, label=name)
-        title = " ".join(filter(None, (one.id, forecaster.known.columns[column])))
+        title = " ".join(filter(None, (one.id, forecaster.preprocessing.columns[column])))
         axis.set_title(title, loc="left", fontsize=9, parse_math=False)  # names may have dollar signs
         axis.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1), ncols=8, frameon=False)
     figure.savefig(file, dpi=120)

@@ -77,7 +77,7 @@ class Columns(NamedTuple):
 
     @property
     def kept(self) -> dict[str, str]:
-        """Names of kept columns in the table -> in the output, where a column `label` becomes `input_label`."""
+        """For each kept column of the table, its name in the output, where `label` becomes `input_label`."""
         return {name: f"input_{name}" if OWN_COLUMNS.fullmatch(name) else name for name in self.keep}
 
 
@@ -86,9 +86,9 @@ class Inputs:
 
     An image model takes image files, tables with a column of paths, and WebDataset shards; in folders, images and
     shards are found at any depth. A text model takes tables with a column of texts, text files with one text per line
-    (or one text in all, with `whole_files`), and anything else as a text. `context` belongs to every text that has no
-    second one of its own. Where texts are `questions`, a column called context is the second one; a classifier is not
-    trained on such a column. Tables that have the columns `trained_on` are read by these.
+    (or one text per file, with `whole_files`), and anything else as a text. `context` is the second text of every text
+    that has none of its own. If the texts are `questions`, a column called context holds the second texts; a classifier
+    is not trained on such a column. In tables that have the columns `trained_on`, these are read.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class Inputs:
 
     def __iter__(self) -> Iterator[Item]:
         for argument, items in self.places:
-            found = False
+            is_empty = True
             for item in items():
-                found = True
+                is_empty = False
                 yield item
-            if not found:
+            if is_empty:
                 raise UserError(f"{'standard input' if argument == STDIN else argument} has no {self.reads}")
 
     @property
@@ -141,9 +141,9 @@ class Inputs:
             return lambda: self.local_items(path)
         if self.reads == "images" or one_word:
             patterns = expand_range(path) if self.reads == "images" or looks_like_file(path) else [path]
-            found = [name for pattern in patterns for name in sorted(glob.glob(pattern, recursive=True))]
-            if found:
-                return lambda: chain.from_iterable(map(self.local_items, found))
+            paths = [name for pattern in patterns for name in sorted(glob.glob(pattern, recursive=True))]
+            if paths:
+                return lambda: chain.from_iterable(map(self.local_items, paths))
         if self.reads == "texts" and not looks_like_file(argument):
             return lambda: iter([Item(argument, (argument, self.context))])
         hint = f"; if it is a text, write it to standard input: allmlp predict MODEL {STDIN}"
@@ -246,11 +246,11 @@ class Inputs:
 
     def members(self, shard: Shard) -> Iterator[Item]:
         """Images, or texts, of a tar file; only its headers are read now."""
-        wanted = SUFFIXES if self.reads == "images" else frozenset({".txt"})
+        suffixes = SUFFIXES if self.reads == "images" else frozenset({".txt"})
         try:
             with shard.open() as file:
                 for member in members(file):
-                    if os.path.splitext(member.name)[1].lower() in wanted:
+                    if os.path.splitext(member.name)[1].lower() in suffixes:
                         yield Item(f"{shard}/{member.name}", ShardPart(shard, member.offset, member.size))
         except (OSError, tarfile.TarError) as reason:
             raise UserError(f"{shard} is damaged or not a tar file: {one_line(reason)}") from reason
@@ -315,15 +315,15 @@ def open_table(file: str) -> Table:
 # --- columns ------------------------------------------------------------------------------------------------
 
 
-def image_column(table: Table, wanted: str, known: tuple[str, ...]) -> str:
-    """The requested column, else the `known` one, else one with names of image files, else one with a common name, else
-    one whose values are names of images without their suffix.
+def image_column(table: Table, requested: str, trained_on: tuple[str, ...]) -> str:
+    """The requested column, else that of training, else one with names of image files, else one with a common name,
+    else one whose values are names of images without their suffix.
     """
-    if known and not wanted and known[0] in table.columns:
-        return known[0]
-    samples = [] if wanted else sample_columns(table)
+    if trained_on and not requested and trained_on[0] in table.columns:
+        return trained_on[0]
+    samples = [] if requested else sample_columns(table)
     column = next((sample.name for sample in samples if sample.is_image), None)
-    column = column or named_column(table.columns, wanted, IMAGE_COLUMNS, table.file)
+    column = column or named_column(table.columns, requested, IMAGE_COLUMNS, table.file)
     if column is None and "://" not in table.file:
         from allmlp.data.image_table import FileFinder, stem_column
 
@@ -352,13 +352,15 @@ def image_finder(table: Table, column: str) -> Callable[[Mapping[str, str]], str
     return lambda row: finder.find(row[column].strip()) or direct(row)
 
 
-def text_columns(table: Table, wanted: Columns, questions: bool, known: tuple[str, ...]) -> tuple[str, str | None]:
-    """The columns of texts and of second texts, if there are any: the `known` ones, else by name, else by content."""
-    if known and not (wanted.input or wanted.pair) and {*known} <= {*table.columns}:
-        return known[0], known[1] if len(known) > 1 else None
-    first = named_column(table.columns, wanted.input, TEXT_COLUMNS, table.file)
+def text_columns(
+    table: Table, requested: Columns, questions: bool, trained_on: tuple[str, ...]
+) -> tuple[str, str | None]:
+    """The columns of texts and of second texts, if there are any: those of training, else by name, else by content."""
+    if trained_on and not (requested.input or requested.pair) and {*trained_on} <= {*table.columns}:
+        return trained_on[0], trained_on[1] if len(trained_on) > 1 else None
+    first = named_column(table.columns, requested.input, TEXT_COLUMNS, table.file)
     pairs = (*TEXT_PAIR_COLUMNS, "context") if questions else TEXT_PAIR_COLUMNS
-    second = named_column(table.columns, wanted.pair, pairs, table.file, taken=(first,))
+    second = named_column(table.columns, requested.pair, pairs, table.file, taken=(first,))
     if first is None:
         samples = [sample for sample in sample_columns(table) if sample.name != second]
         first, *others = guess_texts(samples, 2 - bool(second), table, "--column")

@@ -38,8 +38,8 @@ def nearest(query: np.ndarray, bank: Iterable[NamedFeatures], k: int, without: s
         norms = np.linalg.norm(values, axis=1) * np.linalg.norm(query)
         cosines = values @ query / np.maximum(norms, 1e-12)
         pairs = zip(names, cosines, strict=True)
-        found = [Match(name, float(value)) for name, value in pairs if encodable(name) != without]
-        best = sorted([*best, *found], key=lambda match: -match.cosine)[:k]
+        matches = [Match(name, float(value)) for name, value in pairs if encodable(name) != without]
+        best = sorted([*best, *matches], key=lambda match: -match.cosine)[:k]
     return best
 
 
@@ -85,7 +85,7 @@ def read_npy(file: Path) -> Iterator[NamedFeatures]:
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Errors of a damaged file as one that names it."""
+    """Raise errors of a damaged file as a UserError that names it."""
     try:
         yield
     except UserError:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,10 +106,10 @@ class AnswerTable(NamedTuple):
 
 def by_name(row: list[Prediction]) -> dict[str, float]:
     """Probabilities by class; those of classes with one name, such as the two cranes of ImageNet, are added up."""
-    found: dict[str, float] = {}
-    for one in row:
-        found[one.label] = found.get(one.label, 0.0) + (one.probability or 0.0)
-    return found
+    probabilities: dict[str, float] = {}
+    for prediction in row:
+        probabilities[prediction.label] = probabilities.get(prediction.label, 0.0) + (prediction.probability or 0.0)
+    return probabilities
 
 
 def ranked(name: str, number: int) -> str:
@@ -261,12 +261,13 @@ class PartWriter(NamedTuple):
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as reason:
             raise UserError(f"cannot write to {self.folder}: {reason.strerror}") from reason
-        for known in islice((known for known in map(self.metadata, self.files()) if known is not None), 1):
-            found = json.loads(known.get(SETTINGS, b"{}"))
-            changed = [name for name in self.settings if found.get(name) != self.settings[name]]
-            if changed:
-                others = ", ".join(changed)
-                raise UserError(f"{self.folder} holds answers of other settings ({others}): name another folder")
+        written = next((metadata for metadata in map(self.metadata, self.files()) if metadata is not None), None)
+        if written is None:
+            return
+        settings = json.loads(written.get(SETTINGS, b"{}"))
+        changed = ", ".join(name for name in self.settings if settings.get(name) != self.settings[name])
+        if changed:
+            raise UserError(f"{self.folder} holds answers of other settings ({changed}): name another folder")
 
     def metadata(self, file: Path) -> dict[bytes, bytes] | None:
         """Metadata of a part; None if it is missing or damaged, so that it is written anew."""

@@ -313,11 +313,13 @@ class TextPredictor:
         if self.task == "text":
             from allmlp.tasks.masked_lm import fill_masks
 
-            found = fill_masks(self.model, self.tokenizer, [text for text, _ in pairs], top_k)
-            return [[[Prediction(*pair) for pair in row] for row in rows] for rows in found]
+            filled = fill_masks(self.model, self.tokenizer, [text for text, _ in pairs], top_k)
+            return [[[Prediction(*token) for token in row] for row in rows] for rows in filled]
         if self.task == "span":
-            answers = [found[:top_k] for found in self.answer(pairs)]
-            return [[[Prediction(one.text, one.probability) for one in found]] for found in answers]
+            return [
+                [[Prediction(answer.text, answer.probability) for answer in answers[:top_k]]]
+                for answers in self.answer(pairs)
+            ]
         from allmlp.tasks.translate import translate
 
         translations = translate(self.model, self.tokenizer, [text for text, _ in pairs])
@@ -376,8 +378,8 @@ class ModelInputs(NamedTuple):
 
 def inputs_of(preprocessing: Preprocessing | None) -> ModelInputs:
     if isinstance(preprocessing, TextPreprocessing):
-        known = preprocessing
-        return ModelInputs("texts", known.task == "span", known.whole_files, known.text_columns)
+        is_question = preprocessing.task == "span"
+        return ModelInputs("texts", is_question, preprocessing.whole_files, preprocessing.text_columns)
     column = preprocessing.image_column if isinstance(preprocessing, ImagePreprocessing) else ""
     return ModelInputs("images", trained_on=(column,) if column else ())
 
@@ -429,8 +431,8 @@ def open_predictor(
     warn_of_slow_format(place, dtype)
     folder = model_folder(name)
     if folder is None:
-        found = pretrained(name, device=place)
-        return ImagePredictor(name, found.model, found.preprocessing, dtype, fast)
+        loaded = pretrained(name, device=place)
+        return ImagePredictor(name, loaded.model, loaded.preprocessing, dtype, fast)
     preprocessing = read_preprocessing(folder)
     if isinstance(preprocessing, ImagePreprocessing):
         return ImagePredictor(str(folder), load(folder, device=place), preprocessing, dtype, fast)
@@ -446,8 +448,8 @@ def loaded_predictor(model: Model, device: str | None, dtype: torch.dtype | None
         view = view.to(own_device(device))
     warn_of_slow_format(view.device, dtype)
     if isinstance(preprocessing, ImagePreprocessing):
-        own = None if fast and model.dtype == torch.float32 else model.dtype
-        return ImagePredictor(model.folder or IN_MEMORY, view, preprocessing, dtype or own, fast)
+        default = None if fast and model.dtype == torch.float32 else model.dtype
+        return ImagePredictor(model.folder or IN_MEMORY, view, preprocessing, dtype or default, fast)
     if preprocessing is None:
         kind = "ImagePreprocessing(mean, std)" if model.spec.input_size else "TextPreprocessing(task, seq_len)"
         raise UserError(

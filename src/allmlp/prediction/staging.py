@@ -1,4 +1,4 @@
-"""Copies of batches to a GPU, and of results from it, while it computes."""
+"""Copies to a GPU and back while it computes: batches to it, results from it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 GPU_BATCH_SIZE = 256
 """By default."""
 MAX_NAME = 200
-"""Characters of an input in an error, whose reason would be cut off after a long text."""
+"""Characters of an input that an error message quotes: after a long text, its reason would be cut off."""
 
 
 class Answer(NamedTuple):
@@ -53,9 +53,9 @@ class DecodedBatch(NamedTuple):
     """The others."""
 
     def answers(self, results: Iterable[Any]) -> Iterator[Answer]:
-        found = iter(results)
+        values = iter(results)
         for place, item in enumerate(self.items):
-            yield Answer(item, None, self.errors[place]) if place in self.errors else Answer(item, next(found))
+            yield Answer(item, None, self.errors[place]) if place in self.errors else Answer(item, next(values))
 
 
 class Pixels(NamedTuple):
@@ -76,8 +76,8 @@ def predictions(
         return answers(items, predictor.decode, start, batch_size, predictor.device, predictor.workers)
 
     def compute(texts: list[Any]) -> Results:
-        found = predictor.predict(texts, top_k)
-        return lambda: found
+        rows = predictor.predict(texts, top_k)
+        return lambda: rows
 
     return answers(items, predictor.decode, compute, batch_size, predictor.device)
 
@@ -89,8 +89,8 @@ def features(predictor: Predictor, items: Iterable[Item], batch_size: int | None
         wait = start_copies(predictor.embed(decoded))
 
         def results() -> np.ndarray:
-            (found,) = wait()
-            return found.numpy().copy()  # page-locked memory is not kept
+            (values,) = wait()
+            return values.numpy().copy()  # page-locked memory is not kept
 
         return results
 
@@ -108,8 +108,8 @@ def answers(
 ) -> Iterator[Answer]:
     """Yield the results of start(batch)() on decoded inputs; an error for inputs that cannot be decoded.
 
-    Inputs i batch_size to (i + 1) batch_size are one batch, even if some cannot be decoded. They are decoded by
-    `workers`, if there are any: the batch is a tensor on the device.
+    Every `batch_size` consecutive inputs are one batch, even if some cannot be decoded. With `workers`, these decode
+    them, and the batch is a tensor on the device.
     """
     is_cpu = device.type == "cpu"
     size = batch_size or (CPU_BATCH_SIZE if is_cpu else GPU_BATCH_SIZE)
@@ -173,9 +173,9 @@ def is_portable(source: Any) -> bool:
     return isinstance(source, (str, os.PathLike))
 
 
-def values(found: Iterable[Answer]) -> Iterator[Any]:
+def values(answered: Iterable[Answer]) -> Iterator[Any]:
     """The values of answers; raises UserError for an input that could not be used."""
-    for answer in found:
+    for answer in answered:
         if answer.error:
             raise UserError(answer.message)
         yield answer.value

@@ -20,11 +20,11 @@ def digits_llama_parts() -> dict[str, Run]:
 
     No download, two CPU cores. SwiGLU has fewer hidden channels, so that all have about as many parameters.
     """
-    found = {}
+    table = {}
     for family, run in (("mixer", digits_mixer()), ("gmlp", digits_gmlp())):
         assert isinstance(run.model, Encoder)
-        found |= {name: run.replace(model=model) for name, model in _variants(family, run.model).items()}
-    return found
+        table |= {name: run.replace(model=model) for name, model in _variants(family, run.model).items()}
+    return table
 
 
 def stdlib_llama_parts() -> dict[str, Run]:

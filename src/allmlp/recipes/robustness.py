@@ -30,11 +30,11 @@ def _families() -> dict[str, tuple[Run, Classify]]:
         "vit": cifar10_vit(),
         "resnet18": cifar10_resnet18(),
     }
-    found = {}
+    families = {}
     for family, run in table.items():
         assert isinstance(run.task, Classify)
-        found[family] = run, run.task
-    return found
+        families[family] = run, run.task
+    return families
 
 
 def cifar10_permuted() -> dict[str, Run]:

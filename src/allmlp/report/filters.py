@@ -43,12 +43,12 @@ CAPTIONS = {
 
 def filters(model: Model) -> Filters:
     with torch.no_grad():
-        found = [one for one in token_weights(model) if one.weight.isfinite().all()]
-        if not found:
+        layers = [one for one in token_weights(model) if one.weight.isfinite().all()]
+        if not layers:
             return Filters([], "the model has no fixed weights over tokens")
-        chosen = [found[number] for number in evenly_spaced(len(found), LAYERS)]
+        chosen = [layers[number] for number in evenly_spaced(len(layers), LAYERS)]
         panels = [panel(one) for one in chosen]
-    about = "All layers" if len(chosen) == len(found) else f"{len(chosen)} of {len(found)} layers, evenly spaced"
+    about = "All layers" if len(chosen) == len(layers) else f"{len(chosen)} of {len(layers)} layers, evenly spaced"
     if all(one.grid or one.kind == "kernels" for one in chosen):
         kinds = [CAPTIONS[kind] for kind in CAPTIONS if any(one.kind == kind for one in chosen)]
         return Filters(panels, f"{about}; {'; '.join(kinds)}; each tile is scaled by its largest weight.")

@@ -119,13 +119,13 @@ def write(
         raise UserError("--suspect-labels needs the data, which --examples 0 does not load: leave out one of them")
     place = own_device(device)
     require("jinja2", "analysis")
-    found, skipped = find(paths)
-    if not found:
+    runs, skipped = find(paths)
+    if not runs:
         raise UserError(f"no run to report on: {skipped[0] if skipped else 'name the folders of runs'}")
     with writing(out):
         make_writable(out.parent)
     details = [
-        inspect(read_logged(name, run), place, examples, suspect_labels) for name, run in track(list(found.items()))
+        inspect(read_logged(name, run), place, examples, suspect_labels) for name, run in track(list(runs.items()))
     ]
     page = render(details, skipped)
     with writing(out):
@@ -298,11 +298,11 @@ def columns(runs: Sequence[LoggedRun]) -> list[str]:
 
 def differences(runs: Sequence[LoggedRun]) -> list[tuple[str, list[str | None]]]:
     """Settings in which runs differ, those of the model last: dotted name, and the value in each run, if it has one."""
-    known = [settings(run.config) for run in runs]
-    names = dict.fromkeys(name for one in known for name in one if name)
-    compared = [one for one in known if one]
+    configs = [settings(run.config) for run in runs]
+    names = dict.fromkeys(name for one in configs for name in one if name)
+    compared = [one for one in configs if one]
     rows = [
-        (name, [cut(one[name]) if name in one else None for one in known])
+        (name, [cut(one[name]) if name in one else None for one in configs])
         for name in names
         if len({one.get(name) for one in compared}) > 1
     ]
@@ -315,11 +315,12 @@ def cut(text: str) -> str:
 
 def recipe(logged: LoggedRun) -> dict[str, Any]:
     """The configuration of a run, its environment, and the command that started it."""
-    known = logged.config.get("environment")
-    known = (known if isinstance(known, dict) else {}) | {"processes": logged.config.get("processes", 1)}
-    command = known.get("command")
+    recorded = logged.config.get("environment")
+    environment = recorded if isinstance(recorded, dict) else {}
+    environment = environment | {"processes": logged.config.get("processes", 1)}
+    command = environment.get("command")
     again = ["allmlp", "train", str(logged.folder / RUN), "--out", f"{logged.folder}_again"]
-    if (processes := known["processes"]) != 1:
+    if (processes := environment["processes"]) != 1:
         again = ["torchrun", "--nproc-per-node", str(processes), "-m", *again]
     text = json.dumps(logged.config.get("run"), indent=1, ensure_ascii=False)
     if len(text) > LETTERS_OF_RECIPE:
@@ -327,6 +328,6 @@ def recipe(logged: LoggedRun) -> dict[str, Any]:
     return {
         "command": shlex.join(map(str, command)) if isinstance(command, list) else "",
         "again": shlex.join(again) if logged.run else "",
-        "environment": [(name, str(known[name])) for name in ENVIRONMENT if name in known],
+        "environment": [(name, str(environment[name])) for name in ENVIRONMENT if name in environment],
         "text": text if logged.config else "",
     }

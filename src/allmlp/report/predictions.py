@@ -202,7 +202,7 @@ def calibrate(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Calibrat
     """
     correct = correct.double()
     which = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    found, error = [], 0.0
+    calibration_bins, error = [], 0.0
     for number in which.unique().tolist():
         inside = which == number
         one = CalibrationBin(
@@ -212,9 +212,9 @@ def calibrate(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Calibrat
             float(confidence[inside].mean()),
             float(correct[inside].mean()),
         )
-        found.append(one)
+        calibration_bins.append(one)
         error += one.count / len(correct) * abs(one.accuracy - one.confidence)
-    return Calibration(found, error)
+    return Calibration(calibration_bins, error)
 
 
 class Mistake(NamedTuple):
@@ -233,10 +233,10 @@ def mistakes(predictions: Predictions, most: int = MISTAKES) -> list[Mistake]:
     """Wrong predictions, the most confident first."""
     confidence, predicted = predictions.probabilities.max(1)
     wrong = (predicted != predictions.labels).nonzero().flatten()
-    found = []
+    worst = []
     for row in wrong[confidence[wrong].argsort(descending=True, stable=True)][:most].tolist():
         label, shown = int(predictions.labels[row]), predictions.show(predictions.indices[row])
         image, text = (shown, "") if isinstance(shown, EmbeddedImage) else (None, shown)
         index, both = predictions.indices[row], (float(confidence[row]), float(predictions.probabilities[row, label]))
-        found.append(Mistake(index, label, int(predicted[row]), *both, image, text, predictions.name(index)))
-    return found
+        worst.append(Mistake(index, label, int(predicted[row]), *both, image, text, predictions.name(index)))
+    return worst

@@ -71,8 +71,8 @@ class LoggedRun(NamedTuple):
 
     def is_comparable(self, other: LoggedRun) -> bool:
         """Whether metrics of both are of the same task and the same examples, as far as is known."""
-        known = [run.config.get("data") for run in (self, other)]
-        digests = {data.get("sha256") for data in known if isinstance(data, dict)} - {None}
+        records = [run.config.get("data") for run in (self, other)]
+        digests = {data.get("sha256") for data in records if isinstance(data, dict)} - {None}
         return self.group == other.group != ("", "") and (self.examples == other.examples or len(digests) < 2)
 
     @property
@@ -103,8 +103,8 @@ class LoggedRun(NamedTuple):
 
     @property
     def epochs_per_step(self) -> float | None:
-        known = [one for one in self.of_kind("train") if "epoch" in one.values and one.step > 0]
-        return known[-1].values["epoch"] / known[-1].step if known else None
+        points = [one for one in self.of_kind("train") if "epoch" in one.values and one.step > 0]
+        return points[-1].values["epoch"] / points[-1].step if points else None
 
     @property
     def seconds(self) -> float | None:
@@ -138,18 +138,18 @@ def cost_of(spec: ModelSpec) -> Cost | None:
 
 def find(paths: Sequence[Path]) -> tuple[dict[str, Path], list[str]]:
     """Name -> folder of every run among the paths or one level below; and the skipped paths, with the reason."""
-    found: list[Path] = []
+    folders: list[Path] = []
     skipped = []
     for path in paths:
         try:
             runs, reason = runs_in(path), f"has no {RUN} and no {METRICS}" if path.is_dir() else "is not a folder"
         except OSError as error:
             runs, reason = [], f"cannot be read: {one_line(error)}"
-        found += [folder for folder in runs if folder.resolve() not in {one.resolve() for one in found}]
+        folders += [folder for folder in runs if folder.resolve() not in {one.resolve() for one in folders}]
         if not runs:
             skipped.append(f"{path} {reason}")
-    last = [folder.resolve().name for folder in found]
-    return {str(folder) if last.count(name) > 1 else name: folder for folder, name in zip(found, last)}, skipped
+    last = [folder.resolve().name for folder in folders]
+    return {str(folder) if last.count(name) > 1 else name: folder for folder, name in zip(folders, last)}, skipped
 
 
 def runs_in(path: Path) -> list[Path]:
@@ -187,10 +187,10 @@ def read_logged(name: str, folder: Path) -> LoggedRun:
 def read_object(file: Path) -> dict[str, Any]:
     """A JSON object; empty where there is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf8")) if file.stat().st_size <= MAX_BYTES else None
+        content = json.loads(file.read_text(encoding="utf8")) if file.stat().st_size <= MAX_BYTES else None
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def read_records(file: Path) -> tuple[list[MetricRecord], str | None]:
@@ -221,11 +221,11 @@ def lines(file: Path) -> Iterator[bytes]:
 
 def parse(line: bytes) -> MetricRecord | None:
     try:
-        found = json.loads(line)
-        kind, step, time = found.pop("kind"), found.pop("step"), float(found.pop("time"))
+        record = json.loads(line)
+        kind, step, time = record.pop("kind"), record.pop("step"), float(record.pop("time"))
         values = {
             name: float(value)
-            for name, value in found.items()
+            for name, value in record.items()
             if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         }
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):

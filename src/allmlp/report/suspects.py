@@ -10,6 +10,7 @@ See Northcutt et al., Confident Learning: Estimating Uncertainty in Dataset Labe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from allmlp.accuracy import format_accuracy, wilson_interval
 from allmlp.analysis.target import affordable_images
 from allmlp.analysis.token_filters import evenly_spaced
-from allmlp.data.dataset import labels_of, subset
+from allmlp.data.dataset import Split, labels_of, subset
 from allmlp.errors import UserError
 from allmlp.head_init import Features, HeadInit, class_weights_of, features_of, fit_linear
 from allmlp.models.model import Model
@@ -66,10 +67,7 @@ def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
     dataset, task = evaluator(model.to(device), run, str(place))
     everything = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     splits = {name: split for name, split in everything.items() if split is not None}
-    labels = {name: labels_of(split).cpu() for name, split in splits.items()}
-    labeled = [(name, index) for name, some in labels.items() for index in (some >= 0).nonzero().flatten().tolist()]
-    most = affordable_images(model, MAX_EXAMPLES, least=MIN_EXAMPLES)
-    chosen = [labeled[number] for number in evenly_spaced(len(labeled), most)]
+    chosen = choose_examples(splits, affordable_images(model, MAX_EXAMPLES, least=MIN_EXAMPLES))
     parts = []
     for name, split in splits.items():
         indices = torch.tensor([index for where, index in chosen if where == name], dtype=torch.int64)
@@ -84,17 +82,24 @@ def find_suspects(run: Run, place: Path, device: torch.device) -> SuspectLabels:
     if wilson_interval(right, len(chosen))[0] <= int(features.labels.bincount().max()) / len(chosen):
         suggested.fill_(-1)
         about += ": the features do not tell the classes apart, so that nothing can be said about the labels"
-    own = probabilities[torch.arange(len(chosen)), features.labels]
+    label_probabilities = probabilities[torch.arange(len(chosen)), features.labels]
     rows = (suggested >= 0).nonzero().flatten()
-    found = []
-    for row in rows[own[rows].argsort(stable=True)][:MAX_SHOWN].tolist():
+    suspect_labels = []
+    for row in rows[label_probabilities[rows].argsort(stable=True)][:MAX_SHOWN].tolist():
         (name, index), other = chosen[row], int(suggested[row])
         shown = viewer(dataset, splits[name])(index)
         image, text = (shown, "") if isinstance(shown, EmbeddedImage) else (None, shown)
-        values = float(own[row]), other, float(probabilities[row, other])
+        values = float(label_probabilities[row]), other, float(probabilities[row, other])
         file = file_name(splits[name], index)
-        found.append(SuspectLabel(name, index, int(features.labels[row]), *values, image, text, file))
-    return SuspectLabels(found, len(rows), len(chosen), f"{about}.")
+        suspect_labels.append(SuspectLabel(name, index, int(features.labels[row]), *values, image, text, file))
+    return SuspectLabels(suspect_labels, len(rows), len(chosen), f"{about}.")
+
+
+def choose_examples(splits: Mapping[str, Split], most: int) -> list[tuple[str, int]]:
+    """The split and index of at most this many labeled examples, evenly spaced."""
+    labels = {name: labels_of(split).cpu() for name, split in splits.items()}
+    labeled = [(name, index) for name, some in labels.items() for index in (some >= 0).nonzero().flatten().tolist()]
+    return [labeled[number] for number in evenly_spaced(len(labeled), most)]
 
 
 def frozen_model(run: Run, place: Path) -> tuple[Model, str]:
@@ -114,17 +119,16 @@ def out_of_fold(features: Features, task: TaskModule) -> Tensor:
 
     Copies of an example are in the same fold. The penalty is chosen on the first fold.
     """
-    fold, penalties, found = folds(features), HeadInit().l2, []
+    fold, penalties, probabilities = folds(features), HeadInit().l2, []
     order = []
     for number in fold.unique().tolist():
-        inside, outside = ((fold == number) == which for which in (True, False))
-        rows = inside.nonzero().flatten()
+        rows, others = (fold == number).nonzero().flatten(), (fold != number).nonzero().flatten()
         held_out = features.take(rows)
-        probe = fit_linear(features.take(outside.nonzero().flatten()), held_out, penalties, class_weights_of(task))
+        probe = fit_linear(features.take(others), held_out, penalties, class_weights_of(task))
         penalties = (probe.l2,)
-        found.append((held_out.values.double() @ probe.weight.T + probe.bias).softmax(1))
+        probabilities.append((held_out.values.double() @ probe.weight.T + probe.bias).softmax(1))
         order.append(rows)
-    return torch.cat(found)[torch.cat(order).argsort()]
+    return torch.cat(probabilities)[torch.cat(order).argsort()]
 
 
 def folds(features: Features) -> Tensor:

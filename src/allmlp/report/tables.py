@@ -69,26 +69,26 @@ class PaperTable(NamedTuple):
 
 
 def load() -> dict[str, PaperTable]:
-    found = {}
+    tables = {}
     for entry in json.loads(FILE.read_text(encoding="utf8")):
         columns = [PaperColumn(**column) for column in entry.pop("columns")]
         rows = [PaperRow(**row) for row in entry.pop("rows")]
-        found[entry["name"]] = PaperTable(columns=columns, rows=rows, **entry)
-    return found
+        tables[entry["name"]] = PaperTable(columns=columns, rows=rows, **entry)
+    return tables
 
 
 def tables(pattern: str = "*", paper: str | None = None) -> list[PaperTable]:
     """The tables whose names match a shell pattern or contain a word, of one paper or of all."""
-    known = load()
+    by_name = load()
     if paper is not None:
-        papers = dict.fromkeys(name for table in known.values() for name in table.papers)
+        papers = dict.fromkeys(name for table in by_name.values() for name in table.papers)
         if paper not in papers:
             raise UserError(f"unknown paper {paper!r}: choose one of {', '.join(papers)}")
-        known = {name: table for name, table in known.items() if paper in table.papers}
-    chosen = matching(known, pattern)
+        by_name = {name: table for name, table in by_name.items() if paper in table.papers}
+    chosen = matching(by_name, pattern)
     if not chosen:
-        raise UserError(f"no table matches {pattern!r}{did_you_mean(pattern, known)}; there are {', '.join(known)}")
-    return [known[name] for name in chosen]
+        raise UserError(f"no table matches {pattern!r}{did_you_mean(pattern, by_name)}; there are {', '.join(by_name)}")
+    return [by_name[name] for name in chosen]
 
 
 class ShownColumn(NamedTuple):
@@ -101,13 +101,13 @@ class ShownColumn(NamedTuple):
 
 def columns_of(table: PaperTable, full: bool) -> list[ShownColumn]:
     """All columns, or, for a terminal, without our columns that have no measurements."""
-    found = []
+    shown = []
     for number, column in enumerate(table.columns):
         if column.published:
-            found.append(ShownColumn(column.name, number, False))
+            shown.append(ShownColumn(column.name, number, False))
         if column.format and (full or not is_empty(table, number)):
-            found.append(ShownColumn(f"{column.name}, here" if column.published else column.name, number, True))
-    return found
+            shown.append(ShownColumn(f"{column.name}, here" if column.published else column.name, number, True))
+    return shown
 
 
 def is_empty(table: PaperTable, number: int) -> bool:

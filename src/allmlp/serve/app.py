@@ -149,7 +149,7 @@ def model_routes(service: Service, info: ModelInfo, batcher: Batcher, pages: dic
 def model_info(service: Service, name: str, limits: RequestLimits, batcher: Batcher) -> ModelInfo:
     images = service if isinstance(service, ImageService) else None
     text_columns = service.text_columns if isinstance(service, TextService) else ()
-    series = service.predictor.known if isinstance(service, SeriesService) else None
+    series = service.predictor.preprocessing if isinstance(service, SeriesService) else None
     return ModelInfo(
         name=name,
         endpoint=service.endpoint,

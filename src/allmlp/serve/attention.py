@@ -33,9 +33,9 @@ class AttentionInput(NamedTuple):
 def attention_routes(service: ImageService | TextService, batcher: Batcher) -> APIRouter:
     """A route for models with attention; empty for the others."""
     router = APIRouter(responses=error_responses(400, 403, 408, 413, 415, 422, 503, 504))
-    known = attention_layers(service.model)
-    Layer = Query(description="The name of a layer.", json_schema_extra={"enum": [*known]})
-    if not known:
+    layers = attention_layers(service.model)
+    Layer = Query(description="The name of a layer.", json_schema_extra={"enum": [*layers]})
+    if not layers:
         return router
     if isinstance(service, ImageService):
         find = partial(attend_to_images, service)
@@ -43,7 +43,7 @@ def attention_routes(service: ImageService | TextService, batcher: Batcher) -> A
         @router.post("/attention", response_model=AttentionResponse, openapi_extra=image_body(many=False))
         async def image_attention(request: Request, layer: str = Layer) -> Any:
             """Get what each head of a layer attends to in an image: the patches that the output is computed from."""
-            lookup(layer, known, "layer")
+            lookup(layer, layers, "layer")
             ((_, data),), _ = await uploaded_images(request, 1)
 
             def decode(data: bytes) -> AttentionInput:
@@ -57,7 +57,7 @@ def attention_routes(service: ImageService | TextService, batcher: Batcher) -> A
         @router.post("/attention", response_model=AttentionResponse)
         async def text_attention(request: AttentionRequest, layer: str = Layer) -> Any:
             """Get what each token of a text or pair attends to, head by head; in a translation, also of its tokens."""
-            lookup(layer, known, "layer")
+            lookup(layer, layers, "layer")
             one = AttentionInput(request.text, layer, request.text_pair)
             return (await batcher.submit(identity, one, read, batched=False)).value
 
@@ -65,23 +65,23 @@ def attention_routes(service: ImageService | TextService, batcher: Batcher) -> A
 
 
 def attend_to_images(service: ImageService, items: list[AttentionInput]) -> list[AttentionResponse]:
-    spec, found = service.model.spec, []
+    spec, responses = service.model.spec, []
     for pixels, layer, _ in items:
         weights = layer_weights(service, layer, service.predictor.collate([pixels]))
         grid = spec.build_contexts[stage_number(spec, layer)].grid if isinstance(spec, Encoder) else None
         rows, columns = grid or service.grid_size
         maps = read_by_output(weights, spec)[:, -rows * columns :].unflatten(1, (rows, columns))
-        found.append(response(layer, maps, [], []))
-    return found
+        responses.append(response(layer, maps, [], []))
+    return responses
 
 
 def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[AttentionResponse]:
-    found = []
+    responses = []
     for text, layer, second in items:
         if second:
             inputs = service.predictor.collate([(text, second)])
             tokens = [service.tokenizer.id_to_token(number) for number in inputs["x"][0].tolist()]
-            found.append(response(layer, layer_weights(service, layer, **inputs), tokens, tokens))
+            responses.append(response(layer, layer_weights(service, layer, **inputs), tokens, tokens))
             continue
         read = text_input(service.model, service.tokenizer, text)
         weights = layer_weights(service, layer, *read.inputs)
@@ -90,8 +90,8 @@ def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[A
             rows = read.predicted
             if branch(layer) != "cross":  # the decoder reads what it has predicted one position earlier
                 columns = [service.tokenizer.id_to_token(number) for number in read.inputs[1][0].tolist()]
-        found.append(response(layer, weights, rows, columns))
-    return found
+        responses.append(response(layer, weights, rows, columns))
+    return responses
 
 
 def layer_weights(service: ImageService | TextService, layer: str, *inputs: Tensor, **named: Tensor) -> Tensor:

@@ -97,9 +97,12 @@ class Batcher:
             return ServiceUnavailable("the server is shutting down", retry_after(wait))
         if self.in_flight + count > self.max_concurrency or wait > self.timeout / 3:
             return self.busy(wait)
-        if own := self.clients.get(CLIENT.get()):
+        if waiting := self.clients.get(CLIENT.get()):
             share = SHARE / len(self.clients)
-            if own.total() + count - 1 >= share * self.max_concurrency or self.wait(own) >= share * self.timeout / 3:
+            if (
+                waiting.total() + count - 1 >= share * self.max_concurrency
+                or self.wait(waiting) >= share * self.timeout / 3
+            ):
                 return self.busy(wait)
         return None
 
@@ -118,10 +121,10 @@ class Batcher:
 
         Raises 503 if the input is rejected, 504 if it is accepted and times out.
         """
-        (found,) = await self.submit_all(decode, [raw], function, batched, measure)
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        (result,) = await self.submit_all(decode, [raw], function, batched, measure)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     async def submit_all(
         self,
@@ -140,8 +143,8 @@ class Batcher:
         self.in_flight += len(raws)
         self.accepted += len(raws)
         client = CLIENT.get()
-        own = self.clients.setdefault(client, Counter())
-        for counter in (self.waiting, own):
+        waiting = self.clients.setdefault(client, Counter())
+        for counter in (self.waiting, waiting):
             counter[function] += len(raws)
         tasks = [asyncio.ensure_future(self.answer(decode, raw, function, batched, measure)) for raw in raws]
         try:
@@ -151,9 +154,9 @@ class Batcher:
             raise HTTPException(504, f"no result within {self.timeout:g} s") from None
         finally:
             self.in_flight -= len(raws)
-            for counter in (self.waiting, own):
+            for counter in (self.waiting, waiting):
                 counter[function] -= len(raws)
-            if not own.total():
+            if not waiting.total():
                 del self.clients[client]
 
     async def answer(
@@ -175,8 +178,8 @@ class Batcher:
     async def decode_large(self, decode: Decode, raw: Any, pixels: int) -> Any:
         client, limit = CLIENT.get(), self.timeout / 3
         wait = (self.pixels.total() + pixels) * self.seconds_per_pixel / self.decode_threads
-        own = self.pixels[client] * self.seconds_per_pixel / self.decode_threads
-        if (self.pixels.total() and wait > limit) or (own and own >= SHARE * limit / len(+self.pixels)):
+        client_wait = self.pixels[client] * self.seconds_per_pixel / self.decode_threads
+        if (self.pixels.total() and wait > limit) or (client_wait and client_wait >= SHARE * limit / len(+self.pixels)):
             raise self.busy(wait)
 
         def timed() -> tuple[Any, float]:

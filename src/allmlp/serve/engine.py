@@ -76,10 +76,10 @@ class RunningBatch(NamedTuple):
         """Wait for the results and return them."""
         if self.ready is not None:
             self.ready.synchronize()
-        found = list(self.values)
-        if len(found) != len(self.items):
-            raise ValueError(f"{len(found)} results for {len(self.items)} inputs")
-        return found
+        results = list(self.values)
+        if len(results) != len(self.items):
+            raise ValueError(f"{len(results)} results for {len(self.items)} inputs")
+        return results
 
 
 def to_host(values: Any) -> tuple[Any, Any]:
@@ -200,12 +200,12 @@ class BatchingEngine:
                 kind, size = self.queue[0].kind, self.largest_batch()
                 chosen, others = list[QueuedItem](), list[QueuedItem]()
                 while self.queue and len(chosen) < size:
-                    one = self.queue.popleft()
-                    (chosen if one.kind == kind else others).append(one)
+                    item = self.queue.popleft()
+                    (chosen if item.kind == kind else others).append(item)
                 self.queue.extendleft(reversed(others))
                 self.queued[kind] -= len(chosen)
-            if found := [one for one in chosen if one.future.set_running_or_notify_cancel()]:
-                return found
+            if started := [item for item in chosen if item.future.set_running_or_notify_cancel()]:
+                return started
 
     def launch(self, items: list[QueuedItem]) -> RunningBatch | None:
         """Run a batch; on a GPU, only start it."""
@@ -221,12 +221,12 @@ class BatchingEngine:
 
     def thread_count(self, function: BatchFunction, size: int) -> Threads:
         """The `Threads` for batches of about this size."""
-        known = self.threads.setdefault(function, {})
-        if size.bit_length() not in known:
-            alike = next(iter(known.values()), None)
+        by_size = self.threads.setdefault(function, {})
+        if size.bit_length() not in by_size:
+            alike = next(iter(by_size.values()), None)
             first = Threads(active=self.fixed_threads is None, worth=THREADS_WORTH, spare_only=True)
-            known[size.bit_length()] = alike.sibling() if alike else first
-        return known[size.bit_length()]
+            by_size[size.bit_length()] = alike.sibling() if alike else first
+        return by_size[size.bit_length()]
 
     def fail(self, items: list[QueuedItem], error: Exception) -> None:
         """Queue the items of a failed batch to be run one by one, so that an invalid one does not fail the others."""
@@ -251,8 +251,8 @@ class BatchingEngine:
         if values is None:
             return
         seconds = self.free_at - start
-        known, each = self.seconds.get(items[0].function), seconds / len(items)
-        self.seconds[items[0].function] = each if known is None else (known + each) / 2
+        average, each = self.seconds.get(items[0].function), seconds / len(items)
+        self.seconds[items[0].function] = each if average is None else (average + each) / 2
         self.on_batch(len(items), seconds)
         for one, value in zip(items, values, strict=True):
             one.future.set_result(BatchResult(value, start - one.queued_at, seconds, len(items)))

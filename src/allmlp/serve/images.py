@@ -102,14 +102,14 @@ class ImageService:
 
     def explain(self, inputs: list[ImageInput]) -> list[Explanation]:
         """Measure how much hiding each square of an image lowers the log-probability of a class."""
-        found = []
+        explanations = []
         for pixels, named in inputs:
             image = self.predictor.collate([pixels])[0].to(self.model.dtype)
             probabilities = self.classify([pixels])[0]
             chosen = max(named or range(len(probabilities)), key=probabilities.tolist().__getitem__)
             importance = occlusion(self.model, image, chosen, OCCLUSION_SQUARES)
-            found.append(Explanation(chosen, float(probabilities[chosen]), importance))
-        return found
+            explanations.append(Explanation(chosen, float(probabilities[chosen]), importance))
+        return explanations
 
     def routes(self, batcher: Batcher) -> APIRouter:
         router = APIRouter(responses=schema.error_responses(400, 403, 408, 413, 415, 422, 503, 504))
@@ -135,10 +135,10 @@ class ImageService:
             if not many:
                 result = await batcher.submit(self.decode, data[0], self.classify, measure=self.measure)
                 return schema.classification(result, self.class_names, top_k)
-            found = await batcher.submit_all(self.decode, data, self.classify, measure=self.measure)
+            results = await batcher.submit_all(self.decode, data, self.classify, measure=self.measure)
             names = [image.name for image in images]
             return schema.many_results(
-                found,
+                results,
                 lambda one: schema.ClassifiedInput(predictions=schema.labels(one, self.class_names, top_k)),
                 names,
             )
@@ -163,11 +163,11 @@ class ImageService:
             ((_, data),), _ = await uploaded_images(request, 1)
             decode = partial(self.decode_to_explain, named=indices)
             result = await batcher.submit(decode, data, self.explain, batched=False, measure=self.measure)
-            found: Explanation = result.value
+            explanation: Explanation = result.value
             return schema.ImportanceResponse(
-                label=self.class_names[found.label],
-                probability=found.probability,
-                importance=[[round(value, 4) for value in row] for row in found.importance.tolist()],
+                label=self.class_names[explanation.label],
+                probability=explanation.probability,
+                importance=[[round(value, 4) for value in row] for row in explanation.importance.tolist()],
                 timing=schema.timing(result),
             )
 

@@ -32,10 +32,10 @@ def maps(weights: TokenWeights) -> Tensor:
     """
     if weights.grid is None and weights.kind != "kernels":
         return weights.weight[None]
-    found = weights.maps
+    selected = weights.maps
     if weights.kind == "units":
-        found = found[frequencies(found).argsort(stable=True)]
-    return found[: max(MAX_WEIGHTS // found[0].numel(), 1)]
+        selected = selected[frequencies(selected).argsort(stable=True)]
+    return selected[: max(MAX_WEIGHTS // selected[0].numel(), 1)]
 
 
 def layer_maps(weights: TokenWeights) -> MapsResponse:

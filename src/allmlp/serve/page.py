@@ -41,14 +41,14 @@ PAIRS = [
 def page_files() -> dict[str, Response]:
     """Map each path to its response."""
     folder = files("allmlp.serve") / "page"
-    found = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
-    found["style.css"] = (files("allmlp") / "theme.css").read_bytes() + found["style.css"]
-    found |= {f"samples/{entry.name}": entry.read_bytes() for entry in (folder / "samples").iterdir()}
+    contents = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
+    contents["style.css"] = (files("allmlp") / "theme.css").read_bytes() + contents["style.css"]
+    contents |= {f"samples/{entry.name}": entry.read_bytes() for entry in (folder / "samples").iterdir()}
     return {
         "/" + ("" if name == "index.html" else name): Response(
             data, media_type=TYPES[name.rpartition(".")[2]], headers={"cache-control": "no-cache"}
         )
-        for name, data in found.items()
+        for name, data in contents.items()
         if name.rpartition(".")[2] in TYPES
     }
 
@@ -58,10 +58,10 @@ def samples(
 ) -> SamplesResponse:
     """List sample inputs; for an image model those of its classes, or all if there are none."""
     images = [path for path in pages if path.startswith("/samples/")] if endpoint == "predict" else []
-    known = [path for path in images if label(path) in class_names]
-    found = [SampleImage(label=label(path), url=path) for path in sorted(known or images)]
+    matching = [path for path in images if label(path) in class_names]
+    sample_images = [SampleImage(label=label(path), url=path) for path in sorted(matching or images)]
     pairs = endpoint == "classify" and len(text_columns) > 1
-    return SamplesResponse(images=found, texts=PAIRS if pairs else TEXTS.get(endpoint, []))
+    return SamplesResponse(images=sample_images, texts=PAIRS if pairs else TEXTS.get(endpoint, []))
 
 
 def label(path: str) -> str:

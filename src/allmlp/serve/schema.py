@@ -224,17 +224,17 @@ def many_results(
     names: Sequence[str] | None = None,
 ) -> ManyResponse[InputResult]:
     """Results of several inputs. A UserError becomes the result of its input; other errors fail the request."""
-    found, slowest = list[InputResult](), BatchResult(None, 0.0, 0.0, 0)
+    answers, slowest = list[InputResult](), BatchResult(None, 0.0, 0.0, 0)
     for number, result in enumerate(results):
         try:
             if isinstance(result, BaseException):
                 raise result
-            found.append(form(result))
+            answers.append(form(result))
             slowest = BatchResult(None, *map(max, zip(slowest[1:], result[1:], strict=True)))
         except UserError as reason:
-            found.append(InputResult(error=one_line(reason)))
-        found[-1].name = names[number] if names else None
-    return ManyResponse(results=found, timing=timing(slowest))
+            answers.append(InputResult(error=one_line(reason)))
+        answers[-1].name = names[number] if names else None
+    return ManyResponse(results=answers, timing=timing(slowest))
 
 
 class ImportanceResponse(TimedResponse):

@@ -34,7 +34,7 @@ class SeriesService:
         self.predictor, self.model = predictor, predictor.model
 
     def warm_up(self) -> tuple[BatchFunction, Any]:
-        return self.forecast, Past("", np.zeros((1, len(self.predictor.known.columns))), [])
+        return self.forecast, Past("", np.zeros((1, len(self.predictor.preprocessing.columns))), [])
 
     def forecast(self, items: list[Past]) -> list[tuple[np.ndarray, np.ndarray | None]]:
         """One batch."""
@@ -42,10 +42,10 @@ class SeriesService:
 
     def decode(self, request: ForecastRequest) -> Past:
         """Check the values of a request before they join a batch."""
-        known = self.predictor.known
-        if sorted(request.columns) != sorted(known.columns):
-            raise UserError(f"columns must be {', '.join(known.columns)}")
-        values = [request.columns[name] for name in known.columns]
+        columns = self.predictor.preprocessing.columns
+        if sorted(request.columns) != sorted(columns):
+            raise UserError(f"columns must be {', '.join(columns)}")
+        values = [request.columns[name] for name in columns]
         if len(set(map(len, values))) > 1:
             raise UserError("all columns must have the same number of values; null where one is missing")
         rows = np.array(values, dtype=float).T[-self.predictor.seq_len :]
@@ -54,22 +54,22 @@ class SeriesService:
 
     def following(self, text: str) -> list[str]:
         """Times of the forecast, in the notation of the last time before it."""
-        known = self.predictor.known.frequency
+        trained = self.predictor.preprocessing.frequency
         try:
             (time,), counted, notation, midnight = read_times([text], "last_time")
         except (OverflowError, ValueError):
             time, counted, notation, midnight = np.iinfo(np.int64).min, False, "local", False
-        if time == np.iinfo(np.int64).min or counted != (known.unit == "row"):
-            wanted = "the number of a row" if known.unit == "row" else "a time in ISO 8601"
-            raise UserError(f"last_time must be {wanted}")
-        if midnight and (known.unit == "month" or known.step % DAY == 0):
+        if time == np.iinfo(np.int64).min or counted != (trained.unit == "row"):
+            expected = "the number of a row" if trained.unit == "row" else "a time in ISO 8601"
+            raise UserError(f"last_time must be {expected}")
+        if midnight and (trained.unit == "month" or trained.step % DAY == 0):
             time, notation = local_days(np.array(time)), "local"
-        frequency = known.replace(notation=notation)
+        frequency = trained.replace(notation=notation)
         return [frequency.text(int(one)) for one in frequency.following(int(time), self.predictor.horizon)]
 
     def routes(self, batcher: Batcher) -> APIRouter:
         router = APIRouter(responses=error_responses(400, 403, 408, 413, 422, 503, 504))
-        known, levels = self.predictor.known, self.predictor.levels
+        names, levels = self.predictor.preprocessing.columns, self.predictor.levels
 
         @router.post("/forecast", response_model=ForecastResponse)
         async def forecast(request: ForecastRequest) -> Any:
@@ -78,7 +78,7 @@ class SeriesService:
             result = await batcher.submit(identity, past, self.forecast)
             values, quantiles = result.value
             if not np.isfinite(values).all():
-                raise UserError("the forecast is not finite: the values are too far from those of the training")
+                raise UserError("the forecast is not finite: the values are too far from the training values")
             columns = {
                 name: ColumnForecast(
                     forecast=values[:, column].tolist(),
@@ -86,7 +86,7 @@ class SeriesService:
                     if quantiles is None
                     else {f"{level:g}": quantiles[:, column, place].tolist() for place, level in enumerate(levels)},
                 )
-                for column, name in enumerate(known.columns)
+                for column, name in enumerate(names)
             }
             return ForecastResponse(times=past.following, columns=columns, timing=timing(result))
 

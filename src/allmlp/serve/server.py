@@ -310,8 +310,8 @@ def allowed_hosts(host: str, more: Sequence[str]) -> frozenset[str] | None:
         address = None
     if address is not None and not address.is_loopback and not more:
         return None  # other machines may know this one by any name
-    own = f"[{host}]" if ":" in host else host
-    return frozenset({"localhost", "127.0.0.1", "[::1]", own.lower(), *(name.lower() for name in more)})
+    own_name = f"[{host}]" if ":" in host else host
+    return frozenset({"localhost", "127.0.0.1", "[::1]", own_name.lower(), *(name.lower() for name in more)})
 
 
 def network(text: str) -> Network:

@@ -101,9 +101,9 @@ class TextService:
         async def fill(request: schema.FillBody) -> Any:
             """Predict the token of every [MASK]."""
             if isinstance(request, schema.FillManyRequest):
-                found = await batcher.submit_all(self.check_masked, request.texts, self.fill)
+                results = await batcher.submit_all(self.check_masked, request.texts, self.fill)
                 return schema.many_results(
-                    found, lambda one: schema.FilledInput(predictions=tokens(one, request.top_k))
+                    results, lambda one: schema.FilledInput(predictions=tokens(one, request.top_k))
                 )
             result = await batcher.submit(self.check_masked, request.text, self.fill)
             return schema.FillResponse(predictions=tokens(result, request.top_k), timing=schema.timing(result))
@@ -120,9 +120,9 @@ class TextService:
                 seconds = request.text_pairs or [""] * len(request.texts)
                 if len(seconds) != len(request.texts):
                     raise UserError(f"there are {len(request.texts)} texts, but {len(seconds)} text_pairs")
-                found = await batcher.submit_all(identity, [*zip(request.texts, seconds)], self.classify)
+                results = await batcher.submit_all(identity, [*zip(request.texts, seconds)], self.classify)
                 return schema.many_results(
-                    found,
+                    results,
                     lambda one: schema.ClassifiedInput(predictions=schema.labels(one, self.class_names, request.top_k)),
                 )
             result = await batcher.submit(identity, (request.text, request.text_pair), self.classify)
@@ -133,13 +133,11 @@ class TextService:
         async def answer(request: schema.AnswerRequest) -> Any:
             """Find the answer to a question in the context."""
             result = await batcher.submit(identity, (request.question, request.context), self.answer, batched=False)
-            found = [
-                schema.AnswerPrediction(
-                    answer=found.text, probability=found.probability, start=found.start, end=found.end
-                )
-                for found in result.value[: request.top_k]
+            answers = [
+                schema.AnswerPrediction(answer=best.text, probability=best.probability, start=best.start, end=best.end)
+                for best in result.value[: request.top_k]
             ]
-            return schema.AnswerResponse(answers=found, timing=schema.timing(result))
+            return schema.AnswerResponse(answers=answers, timing=schema.timing(result))
 
     def add_translate(self, router: APIRouter, batcher: Batcher) -> None:
         @router.post(
@@ -150,8 +148,8 @@ class TextService:
         async def translate(request: schema.TranslateBody) -> Any:
             """Translate a sentence, or many."""
             if isinstance(request, schema.TranslateManyRequest):
-                found = await batcher.submit_all(identity, request.texts, self.translate)
-                return schema.many_results(found, lambda one: schema.TranslatedInput(text=one.value))
+                results = await batcher.submit_all(identity, request.texts, self.translate)
+                return schema.many_results(results, lambda one: schema.TranslatedInput(text=one.value))
             result = await batcher.submit(identity, request.text, self.translate)
             return schema.TextResponse(text=result.value, timing=schema.timing(result))
 

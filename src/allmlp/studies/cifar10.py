@@ -62,7 +62,7 @@ def cifar10_staged() -> Study:
 
 
 def cifar10_tuned() -> Study:
-    """gMLP, ResMLP and Mixer tuned on 5,000 held-out images towards higher accuracy on CIFAR-10 in 300 seconds.
+    """gMLP, ResMLP and Mixer tuned on 5,000 held-out images toward higher accuracy on CIFAR-10 in 300 seconds.
 
     allmlp study cifar10_tuned --minutes 9 --jobs 9
 

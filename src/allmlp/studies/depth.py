@@ -15,8 +15,8 @@ def depth() -> Study:
 
     allmlp study depth --minutes 9 --jobs 3
 
-    gMLP's table 4 and figure 8 in small. `make results` fits L = E + A C^-alpha to the twelve runs of a family, with
-    intervals by resampling, so that one seed each is enough; `--seeds 3` runs more. 36 runs.
+    gMLP's table 4 and figure 8 at a small scale. `make results` fits L = E + A C^-alpha to the twelve runs of a family,
+    with intervals by resampling, so that one seed each is enough; `--seeds 3` runs more. 36 runs.
     """
     return Study(
         "depth",

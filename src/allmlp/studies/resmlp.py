@@ -48,12 +48,12 @@ def resmlp_distillation_imagenette() -> Study:
     but it teaches on the training images of Imagenette only. 16 runs.
     """
     rows = {"labels": Row("imagenette_resmlp")}
-    own: Overrides = {"task.teacher": "study:resnet18@0"}
+    overrides: Overrides = {"task.teacher": "study:resnet18@0"}
     for kind in ("hard", "soft"):
         rows[f"{kind}_efficientnet"] = Row(f"imagenette_resmlp_distilled/{kind}")
     rows["resnet18"] = Row("imagenette_resnet18", seeds=1)
     for kind in ("hard", "soft"):
-        rows[f"{kind}_resnet18"] = Row(f"imagenette_resmlp_distilled/{kind}", own)
+        rows[f"{kind}_resnet18"] = Row(f"imagenette_resmlp_distilled/{kind}", overrides)
     return Study(
         "resmlp_distillation_imagenette",
         rows,

@@ -1,4 +1,4 @@
-"""gMLP's table 3 in small."""
+"""gMLP's table 3 at a small scale."""
 
 from __future__ import annotations
 

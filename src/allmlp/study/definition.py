@@ -40,7 +40,7 @@ class Row:
     candidates: Mapping[str, Overrides] = field(default_factory=dict)
     """Candidate settings, chosen on validation, by name; nothing is tuned if empty."""
     reference: str = ""
-    """The row to which this one is compared, if it is another than the study's."""
+    """The row to which this one is compared, if it differs from the study's."""
     like: str = ""
     """An earlier row whose chosen setting is used, instead of candidates of this row."""
     curve: tuple[str, float] | None = None
@@ -74,8 +74,8 @@ class Tuning:
     overrides: Overrides = field(default_factory=dict)
     """Overrides of tuning runs only, for example a smaller budget."""
     compared: Compared | None = None
-    """The budget that is equal for the candidates of a row, if it is another than the study's: where candidates do not
-    differ in speed, equal epochs are equal seconds, and their runs can take place at the same time."""
+    """The budget that is equal for the candidates of a row, if it differs from the study's: where candidates do not
+    differ in speed, equal epochs take equal seconds, and their runs can take place at the same time."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Study:
         return (compared or self.compared) == "seconds"
 
     def check_jobs(self) -> None:
-        """Raise UserError unless runs can take place at the same time, and do no less for that."""
+        """Raise UserError unless runs can take place at the same time without doing less work in their budget."""
         if self.is_timed("final") and (not self.tuning or self.is_timed("tune")):
             raise UserError(f"study {self.name} compares seconds: its runs take place one at a time, without --jobs")
         for row in self.rows:
@@ -150,17 +150,17 @@ class Study:
 
     def with_needed(self, patterns: Iterable[str]) -> set[str]:
         """Rows whose names match, and the rows that they start from or are tuned like."""
-        found: set[str] = set()
+        names: set[str] = set()
         for pattern in patterns:
             matching = fnmatch.filter(self.rows, pattern)
             if not matching:
                 raise UserError(f"study {self.name} has no row {pattern!r}, but {', '.join(self.rows)}")
-            found.update(matching)
-        missing = found
+            names.update(matching)
+        missing = names
         while missing:
-            missing = {needed for name in missing for needed in self.rows[name].needs} - found
-            found |= missing
-        return found
+            missing = {needed for name in missing for needed in self.rows[name].needs} - names
+            names |= missing
+        return names
 
     def data_of(self, row: str) -> Spec:
         return self.trial(row, next(iter(self.candidates(row))), 0, "final", {}, 0).run.data
@@ -238,11 +238,11 @@ class Trial:
 
     @cached_property
     def run(self) -> Run:
-        found = runs(self.recipe)
-        if len(found) != 1:
-            raise UserError(f"recipe {self.recipe} is a table: name one row, such as {next(iter(found))}")
+        table = runs(self.recipe)
+        if len(table) != 1:
+            raise UserError(f"recipe {self.recipe} is a table: name one row, such as {next(iter(table))}")
         try:
-            return override_all(next(iter(found.values())), self.overrides)
+            return override_all(next(iter(table.values())), self.overrides)
         except UserError as reason:
             raise UserError(f"{self.label}: {reason}") from None
 
@@ -273,10 +273,10 @@ def sweep(
     """
     if both := choices.keys() & options.keys():
         raise UserError(f"{sorted(both)[0]} is both swept and set: use either --sweep or --set")
-    found = {name: override_all(run, options) for name, run in runs(recipe).items()}
-    first = next(iter(found.values()))
+    table = {name: override_all(run, options) for name, run in runs(recipe).items()}
+    first = next(iter(table.values()))
     candidates = grid(choices) if choices else {}
-    for run, one in itertools.product(found.values(), candidates.values()):
+    for run, one in itertools.product(table.values(), candidates.values()):
         override_all(run, one)  # wrong fields or values are reported before data are loaded
     val_size = val_size or first.val_size
     if candidates and not val_size:
@@ -285,6 +285,6 @@ def sweep(
             raise UserError(f"{recipe} has no validation split to choose on: set data.val_fraction")
         val_size = 0 if dataset.split_by_time else max(len(dataset.train) // 10, 1)
     tuning = Tuning(val_size or 0) if candidates else None
-    rows = {name.rpartition("/")[2]: Row(name, candidates=candidates) for name in found}
-    compared: Compared = "seconds" if any(run.budget.minutes for run in found.values()) else "epochs"
+    rows = {name.rpartition("/")[2]: Row(name, candidates=candidates) for name in table}
+    compared: Compared = "seconds" if any(run.budget.minutes for run in table.values()) else "epochs"
     return Study(recipe.replace("/", "_"), rows, compared, tuning=tuning, options=options)

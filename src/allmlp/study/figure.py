@@ -98,11 +98,11 @@ def costs_figure(summary: Summary, lines: list[Line]) -> Figure:
 
 def last_points(lines: list[Line]) -> dict[str, Line]:
     """The last line of every curve."""
-    found: dict[str, Line] = {}
+    points: dict[str, Line] = {}
     for line in lines:
-        if line.curve and (line.curve[0] not in found or line.curve[1] > (found[line.curve[0]].curve or ("", 0))[1]):
-            found[line.curve[0]] = line
-    return found
+        if line.curve and (line.curve[0] not in points or line.curve[1] > (points[line.curve[0]].curve or ("", 0))[1]):
+            points[line.curve[0]] = line
+    return points
 
 
 def inference_rate(line: Line) -> float | None:

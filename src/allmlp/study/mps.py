@@ -23,13 +23,13 @@ TIMEOUT = 60.0
 
 
 def is_running() -> bool:
-    """Whether a service of the user's own is there; processes join it by themselves."""
+    """Whether the user has started a service, which processes join without being told."""
     return PIPES in os.environ or (DEFAULT_PIPES / "control").exists()
 
 
 @contextmanager
 def multi_process_service(say: Callable[[str], None]) -> Iterator[dict[str, str]]:
-    """The variables with which processes share a GPU; none if there is no service, or another one is running."""
+    """The variables with which processes share a GPU; none if there is no service, or the user has started one."""
     control = shutil.which(CONTROL)
     if control is None or is_running():
         yield {}

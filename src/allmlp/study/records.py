@@ -67,14 +67,14 @@ def match(records: list[Record], trials: list[Trial]) -> tuple[dict[Key, Record]
     """The last record of each trial with the current configuration, and the reasons why others are stale; records of
     other trials are ignored.
     """
-    wanted = {trial.key: trial for trial in trials}
+    by_key = {trial.key: trial for trial in trials}
     kept: dict[Key, Record] = {}
     stale: dict[Key, str] = {}
     for record in records:
         key = record.get("purpose", "final"), record.get("row"), record.get("candidate", ""), record.get("seed")
-        if key not in wanted:
+        if key not in by_key:
             continue
-        trial = wanted[key]  # type: ignore[index]
+        trial = by_key[key]  # type: ignore[index]
         changes = changed_fields(record, trial)
         if changes:
             stale[trial.key] = f"{trial.label}: {', '.join(changes)}"
@@ -94,8 +94,8 @@ def changed_fields(record: Record, trial: Trial) -> list[str]:
     return differences(to_dict(before), to_dict(trial.run)) if isinstance(before, Run) else ["run"]
 
 
-def make(study: str, trial: Trial, jobs: int, wall: float, found: Record) -> Record:
-    """Make the record of a run: `found` is its run.json, with `failed` if it has failed."""
+def make(study: str, trial: Trial, jobs: int, wall: float, run_record: Record) -> Record:
+    """Make the record of a run: `run_record` is its run.json, with `failed` if it has failed."""
     sets = [word for field, value in trial.overrides.items() for word in ("--set", f"{field}={value}")]
     return {
         "study": study,
@@ -107,8 +107,8 @@ def make(study: str, trial: Trial, jobs: int, wall: float, found: Record) -> Rec
         "candidate": trial.candidate,
         "jobs": jobs,
         "wall": round(wall, 1),
-        **found,
+        **run_record,
         # Without the folders of this machine.
         "run": to_dict(trial.run),
-        "environment": found.get("environment", {}) | {"command": ["allmlp", "train", trial.recipe, *sets]},
+        "environment": run_record.get("environment", {}) | {"command": ["allmlp", "train", trial.recipe, *sets]},
     }

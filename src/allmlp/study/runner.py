@@ -94,79 +94,79 @@ def is_better(metric: str, value: float, than: float) -> bool:
     return value < than if metric.endswith(MINIMIZED) else value > than
 
 
-def progress(study: Study, found: list[Record], models: Path | None = None) -> Progress:
+def progress_of(study: Study, recorded: list[Record], models: Path | None = None) -> Progress:
     """Compare the records with the study. A recorded run whose model is needed but not in `models` must run again."""
-    now = Progress(study, found)
+    progress = Progress(study, recorded)
     for row in study.rows:
         tuning = list(study.tuning_trials(row))
-        look_up(now, tuning)
-        left = [trial for trial in tuning if trial.key not in now.done]
-        now.ready += left
+        look_up(progress, tuning)
+        left = [trial for trial in tuning if trial.key not in progress.done]
+        progress.ready += left
         like = study.rows[row].like
-        best = now.chosen.get(like) if like else None if left else choose(now, row, tuning)
-        if best is None and (like in now.hopeless if like else not left):
-            now.hopeless[row] = f"it needs the setting of {like}" if like else "all candidates have failed"
+        best = progress.chosen.get(like) if like else None if left else choose(progress, row, tuning)
+        if best is None and (like in progress.hopeless if like else not left):
+            progress.hopeless[row] = f"it needs the setting of {like}" if like else "all candidates have failed"
             continue
         finals = list(study.final_trials(row, next(iter(study.candidates(row))) if best is None else best))
         if best is None:
-            now.later += finals
+            progress.later += finals
             continue
-        now.chosen[row] = best
-        look_up(now, finals)
-        now.ready += [trial for trial in finals if trial.key not in now.done]
-    wait_for_parents(now, models)
-    return now
+        progress.chosen[row] = best
+        look_up(progress, finals)
+        progress.ready += [trial for trial in finals if trial.key not in progress.done]
+    wait_for_parents(progress, models)
+    return progress
 
 
-def look_up(now: Progress, trials: list[Trial]) -> None:
-    done, stale = records.match(now.records, trials)
-    now.done |= done
-    now.stale += stale
+def look_up(progress: Progress, trials: list[Trial]) -> None:
+    done, stale = records.match(progress.records, trials)
+    progress.done |= done
+    progress.stale += stale
 
 
-def choose(now: Progress, row: str, tuning: list[Trial]) -> str | None:
+def choose(progress: Progress, row: str, tuning: list[Trial]) -> str | None:
     """The candidate with the best mean over its seeds; candidates with a failed run are excluded."""
     if not tuning:
-        return next(iter(now.study.candidates(row)))
-    found: dict[str, list[Record]] = {}
+        return next(iter(progress.study.candidates(row)))
+    by_candidate: dict[str, list[Record]] = {}
     for trial in tuning:
-        found.setdefault(trial.candidate, []).append(now.done[trial.key])
+        by_candidate.setdefault(trial.candidate, []).append(progress.done[trial.key])
     means = {
-        candidate: mean(map(now.value, runs))
-        for candidate, runs in found.items()
+        candidate: mean(map(progress.value, runs))
+        for candidate, runs in by_candidate.items()
         if all("result" in record for record in runs)
     }
     best: str | None = None
     for candidate, value in means.items():
-        if best is None or is_better(now.metric(row), value, means[best]):
+        if best is None or is_better(progress.metric(row), value, means[best]):
             best = candidate
     return best
 
 
-def wait_for_parents(now: Progress, models: Path | None) -> None:
+def wait_for_parents(progress: Progress, models: Path | None) -> None:
     """Move runs that need the model of another row behind that row, which runs again if its model is missing."""
-    queue, again, waiting = {trial.key: trial for trial in now.ready}, list[Trial](), list[Trial]()
+    queue, again, waiting = {trial.key: trial for trial in progress.ready}, list[Trial](), list[Trial]()
     for trial in (pending := list(queue.values())):  # grows: a missing model may itself need another
         missing = [(row, seed) for row, seed in trial.parents if model_folder(models, row, seed) is None]
         waiting += [trial] if missing else []
         for row, seed in missing:
-            needed = now.study.trial(row, now.chosen[row], seed, "final", {}, 0) if row in now.chosen else None
-            if needed is None:
+            if row not in progress.chosen:
                 continue
-            if "failed" in now.done.get(needed.key, {}):
-                now.hopeless[trial.row] = f"{needed.label} has failed"
+            needed = progress.study.trial(row, progress.chosen[row], seed, "final", {}, 0)
+            if "failed" in progress.done.get(needed.key, {}):
+                progress.hopeless[trial.row] = f"{needed.label} has failed"
             elif needed.key not in queue:
                 queue[needed.key] = needed
                 pending.append(needed)
                 again.append(needed)
-    for _ in now.study.rows:  # as far as rows start from each other
+    for _ in progress.study.rows:  # as far as rows start from each other
         for trial in waiting:
-            lost = [row for row, _ in trial.parents if row in now.hopeless]
+            lost = [row for row, _ in trial.parents if row in progress.hopeless]
             if lost:
-                now.hopeless.setdefault(trial.row, f"it needs the model of {lost[0]}")
+                progress.hopeless.setdefault(trial.row, f"it needs the model of {lost[0]}")
     first = [trial for trial in again if trial not in waiting]
-    now.ready = first + [trial for trial in now.ready if trial not in waiting]
-    now.later += [trial for trial in waiting if trial.row not in now.hopeless]
+    progress.ready = first + [trial for trial in progress.ready if trial not in waiting]
+    progress.later += [trial for trial in waiting if trial.row not in progress.hopeless]
 
 
 def model_folder(models: Path | None, row: str, seed: int) -> Path | None:
@@ -177,19 +177,19 @@ def model_folder(models: Path | None, row: str, seed: int) -> Path | None:
 # --- how long -----------------------------------------------------------------------------------------------
 
 
-def expected_seconds(trial: Trial, found: list[Record]) -> float | None:
+def expected_seconds(trial: Trial, recorded: list[Record]) -> float | None:
     """Duration of a run with its start-up: from its budget, or from recorded runs; None if unknown.
 
     Based on the last run of the row, else the slowest of its recipe, else the slowest of all. The longest of the latest
     start-ups is ignored if there are others: it may have tokenized a corpus or filled a cache.
     """
-    finished = [record for record in found if "result" in record]
+    finished = [record for record in recorded if "result" in record]
     start_ups = sorted(record["wall"] - record["result"]["seconds"] for record in finished[-LAST:])
     start_up, budget = (start_ups[:-1] or start_ups or [START_UP])[-1], trial.run.budget
     rates = [(record, rate) for record in finished if (rate := seconds_per_unit(record, trial))]
-    own = [rate for record, rate in rates if record["row"] == trial.row][-1:]
+    of_row = [rate for record, rate in rates if record["row"] == trial.row][-1:]
     alike = [rate for record, rate in rates if record.get("recipe") == trial.recipe]
-    per_unit = max(own or alike or [rate for _, rate in rates], default=None)
+    per_unit = max(of_row or alike or [rate for _, rate in rates], default=None)
     amount = budget.epochs if budget.epochs is not None else budget.steps
     limits = [] if budget.minutes is None else [60 * budget.minutes]
     limits += [] if amount is None or per_unit is None else [amount * per_unit]
@@ -255,10 +255,11 @@ class Runner:
             self.study.check_jobs()
 
     def progress(self) -> Progress:
-        found = records.read(self.out / records.FILE)
+        all_records = records.read(self.out / records.FILE)
         if self.retry_failed:
-            found = [one for number, one in enumerate(found) if "failed" not in one or number >= self.earlier]
-        return progress(self.study, found, self.out / "models")
+            numbered = enumerate(all_records)
+            all_records = [one for number, one in numbered if "failed" not in one or number >= self.earlier]
+        return progress_of(self.study, all_records, self.out / "models")
 
     def jobs_for(self, trial: Trial) -> int:
         """Number of runs at the same time while this one runs."""
@@ -273,8 +274,8 @@ class Runner:
         with terminations(), lifeline() as self.stdin, self.open:
             try:
                 while True:
-                    now = self.progress()
-                    self.start_what_fits(now)
+                    progress = self.progress()
+                    self.start_what_fits(progress)
                     if not self.active:
                         break
                     self.wait()
@@ -286,15 +287,15 @@ class Runner:
                     shutil.rmtree(self.out / RUNNING, ignore_errors=True)
         if self.unstarted and not self.ended:
             raise UserError("; ".join(f"{row}: {reason}" for row, reason in self.unstarted.items()))
-        return now
+        return progress
 
-    def start_what_fits(self, now: Progress) -> None:
+    def start_what_fits(self, progress: Progress) -> None:
         """Start trials in the order of the rows, those that compare seconds last and alone; in a portion the longest
         first, so that short ones fill the rest.
         """
         busy = {active.trial.key for active in self.active}
-        free = [one for one in now.ready if one.key not in busy and one.row in self.wanted - self.unstarted.keys()]
-        expected = {trial.key: self.expected_seconds(trial, now) for trial in free}
+        free = [one for one in progress.ready if one.key not in busy and one.row in self.wanted - self.unstarted.keys()]
+        expected = {trial.key: self.expected_seconds(trial, progress) for trial in free}
         if self.minutes is not None:
             free.sort(key=lambda trial: -(expected[trial.key] or math.inf))
         for trial in sorted(free, key=self.jobs_for, reverse=True):
@@ -305,11 +306,11 @@ class Runner:
             fits = self.left() >= (30 * (self.minutes or 0) if duration is None else duration)
             if fits and self.left() > 0:
                 about = "" if duration is None else f", about {format_duration(duration)}"
-                self.say(f"{self.count(now)} {trial.label}: started{about}")
+                self.say(f"{self.count(progress)} {trial.label}: started{about}")
                 self.active.append(self.start(trial))
 
-    def expected_seconds(self, trial: Trial, now: Progress) -> float | None:
-        duration = expected_seconds(trial, now.records)
+    def expected_seconds(self, trial: Trial, progress: Progress) -> float | None:
+        duration = expected_seconds(trial, progress.records)
         return duration if duration is None else duration + MEASURING * self.is_measured(trial)
 
     def is_measured(self, trial: Trial) -> bool:
@@ -317,11 +318,13 @@ class Runner:
         if not self.study.inference_batch or trial.purpose != "final":
             return False
         model = records.measured_model({"row": trial.row, "run": to_dict(trial.run)})
-        found = records.read(self.out / records.FILE)
-        return not any("inference" in one and records.measured_model(one) == model for one in found)
+        all_records = records.read(self.out / records.FILE)
+        return not any("inference" in one and records.measured_model(one) == model for one in all_records)
 
-    def count(self, now: Progress) -> str:
-        return f"[{len(now.done) + len(self.active) + 1}/{len(now.done) + len(now.ready) + len(now.later)}]"
+    def count(self, progress: Progress) -> str:
+        """The number of the run that starts next, and of all runs."""
+        done, left = len(progress.done), len(progress.ready) + len(progress.later)
+        return f"[{done + len(self.active) + 1}/{done + left}]"
 
     def start(self, trial: Trial) -> Process:
         folder = self.out / RUNNING / re.sub(r"[^\w.=-]", "_", "-".join(map(str, trial.key)))
@@ -379,16 +382,16 @@ class Runner:
         """Record a run that has ended."""
         trial, code = active.trial, active.process.returncode
         self.ended += 1
-        found = read_record(active.folder) if (active.folder / "run.json").exists() else {}
-        if code == 0 and "result" in found:
-            record = self.record(active, found)
+        run_record = read_record(active.folder) if (active.folder / "run.json").exists() else {}
+        if code == 0 and "result" in run_record:
+            record = self.record(active, run_record)
             try:
                 record |= self.measure_inference(active) if self.is_measured(trial) else {}
             finally:  # an interruption while measuring inference loses only that
                 self.complete(active, record)
         elif (active.folder / METRICS).exists() and code != 130:
             reason = active.last_line.removeprefix("error: ") or f"ended with code {code}"
-            self.fail(active, found, f"ended by signal {-code}" if code < 0 else reason)
+            self.fail(active, run_record, f"ended by signal {-code}" if code < 0 else reason)
         else:
             # Nothing was trained: the setup is at fault, not this configuration.
             self.ended -= 1
@@ -426,14 +429,14 @@ class Runner:
         kept = ("unit", "batch", "backend", "rate_per_s", "rate_low", "rate_high", "memory_bytes")
         return {"inference": {name: best[name] for name in kept} | {"precision": report["options"]["precision"]}}
 
-    def fail(self, active: Process, found: Record, reason: str) -> None:
-        found = {name: value for name, value in found.items() if name != "result"}
-        found |= {"failed": reason, "log": active.lines[-LAST_LINES:]}
+    def fail(self, active: Process, run_record: Record, reason: str) -> None:
+        run_record = {name: value for name, value in run_record.items() if name != "result"}
+        run_record |= {"failed": reason, "log": active.lines[-LAST_LINES:]}
         self.say(f"{active.trial.label}: failed: {reason}")
-        records.append(self.out / records.FILE, self.record(active, found))
+        records.append(self.out / records.FILE, self.record(active, run_record))
 
-    def record(self, active: Process, found: Record) -> Record:
-        return records.make(self.study.name, active.trial, self.jobs_for(active.trial), active.seconds, found)
+    def record(self, active: Process, run_record: Record) -> Record:
+        return records.make(self.study.name, active.trial, self.jobs_for(active.trial), active.seconds, run_record)
 
     def keep(self, active: Process) -> None:
         """Keep the model if another row starts from it, or with `keep_models`."""

@@ -40,8 +40,8 @@ class Process:
     def start_up(self) -> float:
         """Seconds until the first record of the training; all so far if there is none."""
         file = self.folder / METRICS
-        found = read_metrics(file) if file.exists() else []
-        return found[0]["time"] - (time.time() - self.seconds) if found else self.seconds
+        metrics = read_metrics(file) if file.exists() else []
+        return metrics[0]["time"] - (time.time() - self.seconds) if metrics else self.seconds
 
     def clear(self) -> None:
         """Remove log and folder; only records are kept."""

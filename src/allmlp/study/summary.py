@@ -68,44 +68,44 @@ class Summary(NamedTuple):
     """Unit of the inference rates."""
 
 
-def summarize(now: Progress) -> Summary:
-    study = now.study
-    finals = {row: runs_of(now, "final", row, now.chosen.get(row)) for row in study.rows}
+def summarize(progress: Progress) -> Summary:
+    study = progress.study
+    finals = {row: runs_of(progress, "final", row, progress.chosen.get(row)) for row in study.rows}
     values = {
-        row: {record["seed"]: scale(now.metric(row)) * now.value(record) for record in with_result(found)}
-        for row, found in finals.items()
+        row: {record["seed"]: scale(progress.metric(row)) * progress.value(record) for record in with_result(records)}
+        for row, records in finals.items()
     }
     measured = {
-        measured_model(one): one["inference"] for found in finals.values() for one in found if "inference" in one
+        measured_model(one): one["inference"] for records in finals.values() for one in records if "inference" in one
     }
     rates = {key: one["rate_per_s"] for key, one in measured.items()}
-    lines = [final_line(now, row, finals[row], values, rates) for row in study.rows]
+    lines = [final_line(progress, row, finals[row], values, rates) for row in study.rows]
     tuning = [
-        tuning_line(now, row, candidate)
+        tuning_line(progress, row, candidate)
         for row in study.rows
         for candidate in dict.fromkeys(trial.candidate for trial in study.tuning_trials(row))
     ]
     data = {
         row: {
             record["data"]["sha256"]
-            for record in with_result(found)
+            for record in with_result(records)
             if "data" in record and not record["run"].get("train_per_class")  # which each seed draws anew
         }
-        for row, found in finals.items()
+        for row, records in finals.items()
     }
-    reached = {} if study.target is None else seconds_to_target(now, finals)
+    reached = {} if study.target is None else seconds_to_target(progress, finals)
     unit = next((one["unit"] for one in measured.values()), "")
     return Summary(study, lines, tuning, data, reached, unit)
 
 
 def final_line(
-    now: Progress, row: str, found: list[Record], values: dict[str, dict[int, float]], rates: dict[str, float]
+    progress: Progress, row: str, records: list[Record], values: dict[str, dict[int, float]], rates: dict[str, float]
 ) -> Line:
     """A line of the final table, from all runs of the row; `values` are those of all rows by seed."""
-    study, one, metric, finished = now.study, now.study.rows[row], now.metric(row), with_result(found)
+    study, one, metric, finished = progress.study, progress.study.rows[row], progress.metric(row), with_result(records)
     reference = study.reference_of(row)
     floors = [scores(record)[study.floor] for record in finished if study.floor in scores(record)]
-    compared = reference and row != reference and metric == now.metric(reference)
+    compared = reference and row != reference and metric == progress.metric(reference)
     results = [record["result"] for record in finished]
 
     def of_results(name: str) -> list[Any]:
@@ -113,7 +113,7 @@ def final_line(
 
     return Line(
         row,
-        now.chosen.get(row, ""),
+        progress.chosen.get(row, ""),
         with_unit(metric),
         values[row],
         interval(list(values[row].values())) if values[row] else None,
@@ -125,7 +125,7 @@ def final_line(
         next(iter(of_results("parameters")), None),
         mean(result["epochs"] for result in results) if results else None,
         mean(result["seconds"] for result in results) if results else None,
-        len(found) - len(finished),
+        len(records) - len(finished),
         one.curve,
         next(iter(of_results("macs")), None),
         max(of_results("peak_memory"), default=None),
@@ -133,55 +133,55 @@ def final_line(
     )
 
 
-def seconds_to_target(now: Progress, finals: dict[str, list[Record]]) -> dict[str, Interval | None]:
+def seconds_to_target(progress: Progress, finals: dict[str, list[Record]]) -> dict[str, Interval | None]:
     """Seconds until each curve reaches the target, from the evaluations of its final runs, seed by seed."""
-    target, points = now.study.target or 0.0, dict[str, dict[int, list[tuple[float, float]]]]()
-    for row, found in finals.items():
-        curve, _ = now.study.rows[row].curve or ("", 0)
-        for record in with_result(found) if curve else []:
-            metric, result = now.metric(row), record["result"]
-            last = {"seconds": result["seconds"], metric: now.value(record)}
+    target, points = progress.study.target or 0.0, dict[str, dict[int, list[tuple[float, float]]]]()
+    for row, records in finals.items():
+        curve, _ = progress.study.rows[row].curve or ("", 0)
+        for record in with_result(records) if curve else []:
+            metric, result = progress.metric(row), record["result"]
+            last = {"seconds": result["seconds"], metric: progress.value(record)}
             seen = [one for one in result.get("evaluations", ()) if metric in one] or [last]
             # If lower is better, the sign is changed, so that the metric rises to its target.
             sign = -1.0 if metric.endswith(MINIMIZED) else 1.0
             pairs = [(one["seconds"], sign * (scale(metric) * one[metric] - target)) for one in seen]
             points.setdefault(curve, {}).setdefault(record["seed"], []).extend(pairs)
     reached = {
-        curve: [seconds for found in seeds.values() if (seconds := seconds_to(0.0, found)) is not None]
+        curve: [seconds for pairs in seeds.values() if (seconds := seconds_to(0.0, pairs)) is not None]
         for curve, seeds in points.items()
     }
     return {curve: interval(seconds) if seconds else None for curve, seconds in reached.items()}
 
 
 def other_metrics(names: Iterable[str], finished: list[Record]) -> dict[str, Interval]:
-    found = {
+    by_metric = {
         name: [scale(name) * scores(record)[name] for record in finished if name in scores(record)] for name in names
     }
-    return {name: interval(values) for name, values in found.items() if values}
+    return {name: interval(values) for name, values in by_metric.items() if values}
 
 
-def at_the_edge(now: Progress) -> list[str]:
+def at_the_edge(progress: Progress) -> list[str]:
     """Fields for which the smallest or largest of at least three values was chosen: a better one may lie beyond."""
-    found = []
-    for row, candidate in now.chosen.items():
-        settings = now.study.candidates(row)
+    notes = []
+    for row, candidate in progress.chosen.items():
+        settings = progress.study.candidates(row)
         for field, text in settings[candidate].items():
             try:
                 values = sorted({float(one[field]) for one in settings.values()})
             except (KeyError, ValueError):
                 continue
             if len(values) > 2 and float(text) in (values[0], values[-1]):
-                found.append(
+                notes.append(
                     f"{row}: {field}={text} is the {'smallest' if float(text) == values[0] else 'largest'} tried"
                 )
-    return found
+    return notes
 
 
-def tuning_line(now: Progress, row: str, candidate: str) -> TuningLine:
-    found, metric = runs_of(now, "tune", row, candidate), now.metric(row)
-    values = [scale(metric) * now.value(record) for record in with_result(found)]
-    result, failed = interval(values) if values else None, len(found) - len(values)
-    return TuningLine(row, candidate, with_unit(metric), result, failed, now.chosen.get(row) == candidate)
+def tuning_line(progress: Progress, row: str, candidate: str) -> TuningLine:
+    records, metric = runs_of(progress, "tune", row, candidate), progress.metric(row)
+    values = [scale(metric) * progress.value(record) for record in with_result(records)]
+    result, failed = interval(values) if values else None, len(records) - len(values)
+    return TuningLine(row, candidate, with_unit(metric), result, failed, progress.chosen.get(row) == candidate)
 
 
 def scale(metric: str) -> float:
@@ -192,12 +192,12 @@ def with_unit(metric: str) -> str:
     return f"{metric} %" if scale(metric) == 100.0 else metric
 
 
-def runs_of(now: Progress, purpose: str, row: str, candidate: str | None) -> list[Record]:
-    return [record for key, record in now.done.items() if key[:3] == (purpose, row, candidate)]
+def runs_of(progress: Progress, purpose: str, row: str, candidate: str | None) -> list[Record]:
+    return [record for key, record in progress.done.items() if key[:3] == (purpose, row, candidate)]
 
 
-def with_result(found: Iterable[Record]) -> list[Record]:
-    return [record for record in found if "result" in record]
+def with_result(records: Iterable[Record]) -> list[Record]:
+    return [record for record in records if "result" in record]
 
 
 # --- text ---------------------------------------------------------------------------------------------------

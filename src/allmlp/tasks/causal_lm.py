@@ -36,7 +36,9 @@ from allmlp.tasks.task import (
 class CausalLM(Task):
     """Cross-entropy of every token given those before it.
 
-    L = - mean over i of log softmax(E X[i])_{id[i + 1]}
+        L = - mean over i of log softmax(E X[i])_{id[i + 1]}
+
+    Padding and the first token of a document are not predicted.
     """
 
     dataset_type: ClassVar[type[Dataset]] = TextDataset

@@ -22,10 +22,11 @@ from allmlp.tasks.task import Losses, Normalize, StepContext, Sums, Task, TaskMo
 class Classify(Task):
     """Cross-entropy against the (smoothed, mixed) label.
 
-    softmax:  L = - sum_k t_k log softmax(z)_k
-    sigmoid:  L = - sum_k t_k log s(z_k) + (1 - t_k) log s(-z_k)
+        softmax:  L = - sum_k t_k log softmax(z)_k
+        sigmoid:  L = - sum_k t_k log s(z_k) + (1 - t_k) log s(-z_k)
 
-    An image has one class, so that predictions, reports and evaluations are of softmax(z) with both losses.
+    z are the logits, t the targets and s is the sigmoid. An image has one class: with both losses, predictions, reports
+    and evaluations use softmax(z).
     With `class_balance` b the loss of an example is multiplied by sum_k t_k w_k, see `balanced_weights`.
     """
 
@@ -105,7 +106,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, loss: str, weights: Tensor | 
 def balanced_weights(dataset: Dataset, num_classes: int, balance: float) -> Tensor:
     """Class weights of mean 1 over the training examples.
 
-    w_k = n_k^-b / mean_i n_(y_i)^-b,   n_k examples of class k
+        w_k = n_k^-b / mean_i n_(y_i)^-b,   n_k examples of class k
+
+    b is `balance`: 0 gives all examples the same weight, 1 all classes.
     """
     if not balance:
         return torch.ones(num_classes)

@@ -45,10 +45,10 @@ class ClassifyAnySize(Classify):
 class ClassifyAnySizeModule(ClassifyModule):
     def __init__(self, spec: ClassifyAnySize, model: Model, dataset: ImageDataset) -> None:
         super().__init__(spec, model, dataset)
-        own = model.spec.input_size
-        if own is None or own[0] != own[1]:
+        model_size = model.spec.input_size
+        if model_size is None or model_size[0] != model_size[1]:
             raise UserError("ClassifyAnySize needs a model of square images")
-        self.own_size, self.eval_sizes = own[0], spec.eval_sizes
+        self.own_size, self.eval_sizes = model_size[0], spec.eval_sizes
         self.train_sizes = spec.train_sizes or (self.own_size,)
         sizes = dict.fromkeys((*self.train_sizes, *self.eval_sizes))
         self.normalize_at = nn.ModuleDict({str(s): Normalize(dataset.mean, dataset.std, (s, s)) for s in sizes})
@@ -83,12 +83,12 @@ class ClassifyAnySizeModule(ClassifyModule):
         sums = dict.fromkeys(("accuracy", "loss"), (zero, zero))
         sums |= {f"accuracy_{size}": (zero, zero) for size in self.eval_sizes}
         for batch in batches:
-            found = evaluate_classifier(model, self.normalize, [batch], self.keep)
+            metrics = evaluate_classifier(model, self.normalize, [batch], self.keep)
             for size in self.eval_sizes:
                 normalize = cast(Normalize, self.normalize_at[str(size)])
                 at_size = evaluate_classifier(forward_at.get(size, model), normalize, [batch])
-                found[f"accuracy_{size}"] = at_size["accuracy"]
-            sums = {name: (total + found[name][0], count + found[name][1]) for name, (total, count) in sums.items()}
+                metrics[f"accuracy_{size}"] = at_size["accuracy"]
+            sums = {name: (total + metrics[name][0], count + metrics[name][1]) for name, (total, count) in sums.items()}
         return sums
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:

@@ -46,23 +46,23 @@ class ClassifyCorruptedModule(ClassifyModule):
         zero = torch.zeros((), dtype=sum_dtype(model.device), device=model.device)
         sums = dict.fromkeys(("accuracy", "loss", *(f"accuracy_{kind}" for kind in spec.corruptions)), (zero, zero))
 
-        def add(name: str, found: tuple[Tensor, Tensor]) -> None:
-            sums[name] = (sums[name][0] + found[0], sums[name][1] + found[1])
+        def add(name: str, metric: tuple[Tensor, Tensor]) -> None:
+            sums[name] = (sums[name][0] + metric[0], sums[name][1] + metric[1])
 
         rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         kinds, index = list(CORRUPTIONS), rank
         for images, labels in batches:
             plain = evaluate_classifier(model, self.normalize, [LabeledImages(images, labels)], self.keep)
-            for name, found in plain.items():
-                add(name, found)
+            for name, metrics in plain.items():
+                add(name, metrics)
             # Indices as in `eval_batches`, so that noise depends on the image, not on batches and processes.
             indices = range(index, index + size * len(images), size)
             for kind in spec.corruptions:
                 for severity in spec.severities:
                     seeds = [mix_seed(Stream.CORRUPTION, one, kinds.index(kind), severity) for one in indices]
                     changed = corrupt(to_float(images), kind, severity, seeds)
-                    found = evaluate_classifier(model, self.normalize, [LabeledImages(changed, labels)])
-                    add(f"accuracy_{kind}", found["accuracy"])
+                    metrics = evaluate_classifier(model, self.normalize, [LabeledImages(changed, labels)])
+                    add(f"accuracy_{kind}", metrics["accuracy"])
             index += size * len(images)
         return sums
 

@@ -60,11 +60,11 @@ class ClassifyText(Task):
     def floors(self, dataset: LabeledTextDataset, split: InMemory) -> dict[str, float]:
         train, (_, _, labels, part) = labels_of(dataset.train), split.examples
         parts, prefixes = part.unique().tolist(), ["", *(f"{name}_" for name in dataset.test_names[1:])]
-        found = {f"{prefixes[k]}majority": majority_accuracy(train, labels[part == k]) for k in parts}
+        baselines = {f"{prefixes[k]}majority": majority_accuracy(train, labels[part == k]) for k in parts}
         if self.tfidf:
             correct = tfidf_correct(dataset, split).double()
-            found |= {f"{prefixes[k]}tfidf_accuracy": correct[part.cpu() == k].mean().item() for k in parts}
-        return found
+            baselines |= {f"{prefixes[k]}tfidf_accuracy": correct[part.cpu() == k].mean().item() for k in parts}
+        return baselines
 
 
 class ClassifyTextModule(TaskModule):

@@ -183,7 +183,9 @@ def dino_loss(p: Tensor, log_q: Tensor) -> Tensor:
 class ProjectionHead(nn.Module):
     """A three-layer MLP, L2 normalization, and a weight-normalized linear layer.
 
-    h(x) = V u / |u|,   u = W3 gelu(W2 gelu(W1 x)),   rows of V of norm 1
+        h(x) = V u / |u|,   u = W3 gelu(W2 gelu(W1 x))
+
+    The rows of V have norm 1; the biases of the MLP are not written.
     """
 
     def __init__(self, spec: Dino, channels: int) -> None:

@@ -71,9 +71,9 @@ class Teacher:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.run = torch.compiler.disable(self.run)  # type: ignore[method-assign]
         self.columns: Tensor | None = None
-        found = self(torch.zeros_like(example))
-        self.width = found.features.shape[1]
-        columns = class_columns(name, preprocessing.class_names, found.logits.shape[1], dataset.class_names)
+        output = self(torch.zeros_like(example))
+        self.width = output.features.shape[1]
+        columns = class_columns(name, preprocessing.class_names, output.logits.shape[1], dataset.class_names)
         self.columns = None if columns is None else columns.to(device)
 
     @torch.no_grad()
@@ -88,16 +88,18 @@ class Teacher:
         return TeacherOutput(logits, pool_features(self.model, features).float())
 
 
-def class_columns(teacher: str, known: tuple[str, ...], num_classes: int, classes: tuple[str, ...]) -> Tensor | None:
+def class_columns(
+    teacher: str, teacher_classes: tuple[str, ...], num_classes: int, classes: tuple[str, ...]
+) -> Tensor | None:
     """Indices of the teacher's outputs for the classes of the data, in order; None if they are the same classes."""
     if num_classes == len(classes):
-        if known not in ((), classes):
+        if teacher_classes not in ((), classes):
             raise UserError(f"the teacher {teacher} has other classes than the data, or in another order")
         return None
-    if not known and num_classes != IMAGENET_CLASSES:
+    if not teacher_classes and num_classes != IMAGENET_CLASSES:
         raise UserError(f"the teacher {teacher} has {num_classes} classes, the data have {len(classes)}")
     try:
-        match = match_classes(classes, model_class_names(known, num_classes))
+        match = match_classes(classes, model_class_names(teacher_classes, num_classes))
     except UserError as reason:
         raise UserError(f"the teacher {teacher} does not have the classes of the data: {reason}") from None
     return torch.tensor([match.columns.index(label) for label in match.labels])

@@ -64,8 +64,8 @@ class DistillClassifyTextModule(ClassifyTextModule):
         return super().flops + 2 * measure(self.teacher.model.spec).macs
 
     def prepare_batches(self, parts: list[Batch], context: StepContext) -> list[tuple[Tensor, ...]]:
-        """Also the fraction of labeled sentences in the whole batch, of which micro-batches and processes have more or
-        fewer: all labels of a step have equal weights.
+        """Add the fraction of labeled sentences in the whole batch, which differs between micro-batches and processes,
+        so that all labels of a step have equal weights.
         """
         prepared = super().prepare_batches(parts, context)
         labeled = torch.cat([labels != UNLABELED for _, _, labels in prepared]).float().mean()

@@ -114,16 +114,15 @@ def load_text_teacher(name: str, dataset: LabeledTextDataset | SquadDataset, dev
     classes = dataset.class_names if isinstance(dataset, LabeledTextDataset) else ()
     task, rows = ("classes", "rows") if classes else ("span", "windows")
     path = expand_user(name)
-    known = read_preprocessing(path)
-    if not isinstance(known, TextPreprocessing) or known.task != task:
+    preprocessing = read_preprocessing(path)
+    if not isinstance(preprocessing, TextPreprocessing) or preprocessing.task != task:
         what, recipe = ("is not a text classifier", "sst2") if classes else ("does not answer questions", "squad1")
         raise UserError(f"the teacher {name} {what}: train one first, for example allmlp train {recipe}")
-    if classes and known.class_names != classes:
-        raise UserError(
-            f"the teacher {name} has the classes {', '.join(known.class_names)}, the data have {', '.join(classes)}"
-        )
+    if classes and preprocessing.class_names != classes:
+        theirs, ours = ", ".join(preprocessing.class_names), ", ".join(classes)
+        raise UserError(f"the teacher {name} has the classes {theirs}, the data have {ours}")
     check_tokenizer(path, dataset.tokenizer)
-    seq_len, masks = known.seq_len, known.mask_padding
+    seq_len, masks = preprocessing.seq_len, preprocessing.mask_padding
     if seq_len < dataset.seq_len or (seq_len > dataset.seq_len and not masks):
         raise UserError(
             f"the teacher {path} reads {seq_len} tokens{'' if masks else ', padding included'}, the {rows} have "

@@ -60,10 +60,10 @@ class DistillQuestionAnsweringModule(QuestionAnsweringModule):
             targets = span_logits(self.teacher.model, ids, segments, self.tokenizer, self.teacher.mask_padding)
         temperature = self.distill.temperature
         divergence = [
-            distillation_loss(own.clamp(min=PADDING), other.clamp(min=PADDING), "soft", temperature)
-            for own, other in zip(logits, targets, strict=True)
+            distillation_loss(student.clamp(min=PADDING), teacher.clamp(min=PADDING), "soft", temperature)
+            for student, teacher in zip(logits, targets, strict=True)
         ]
         losses = span_loss(*logits, first, last)
-        agree = [own.argmax(1) == other.argmax(1) for own, other in zip(logits, targets, strict=True)]
+        agree = [student.argmax(1) == teacher.argmax(1) for student, teacher in zip(logits, targets, strict=True)]
         total = torch.lerp(losses.total, torch.stack(divergence).mean(), self.distill.alpha)
         return Losses(total, {**losses.metrics, "agreement": (agree[0] & agree[1]).float().mean()})

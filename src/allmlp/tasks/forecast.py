@@ -50,11 +50,11 @@ class Forecast(Task):
         return ForecastModule(self, model, dataset)
 
     def floors(self, dataset: SeriesDataset, split: Windows) -> dict[str, float]:
-        found = {}
+        baselines = {}
         for name, forecast in (("last_value", last_value), ("seasonal_naive", seasonal_naive(dataset))):
             sums = total(errors(forecast, batches(split), dataset.seasonal_error))
-            found |= {f"{name}_{metric}": value for metric, value in sums.items()}
-        return found
+            baselines |= {f"{name}_{metric}": value for metric, value in sums.items()}
+        return baselines
 
 
 class ForecastModule(TaskModule):
@@ -117,11 +117,11 @@ class ForecastModule(TaskModule):
                 quantiles.add_(torch.stack([losses, inside.sum().to(wide), seen.sum().to(wide)]))
             return self.point(output)
 
-        found = errors(forecast, batches, self.seasonal_error)
+        sums = errors(forecast, batches, self.seasonal_error)
         if not self.spec.quantiles:
-            return found
+            return sums
         loss, inside, count = quantiles
-        return {"quantile_loss": (loss, count), **found, "coverage": (inside, count)}
+        return {"quantile_loss": (loss, count), **sums, "coverage": (inside, count)}
 
 
 def median(quantiles: tuple[float, ...]) -> int:
@@ -148,8 +148,8 @@ def errors(
         scaled = torch.where(unit.isfinite(), error.abs() / unit, 0).sum()
         parts = (error.square().sum(), error.abs().sum(), seen.sum(), scaled, (seen & unit.isfinite()).sum())
         sums += torch.stack([part.to(wide) for part in parts])
-    squared, absolute, count, scaled, known = sums
-    return {"mse": (squared, count), "mae": (absolute, count), "mase": (scaled, known)}
+    squared, absolute, count, scaled, num_scaled = sums
+    return {"mse": (squared, count), "mae": (absolute, count), "mase": (scaled, num_scaled)}
 
 
 # --- forecasts without a model ------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ class Masking(Spec):
         if self.whole_word_mask:
             score = score.gather(1, word_ids(ids, vocab))
         score, positions = torch.where(maskable, score, -1.0).topk(self.num_positions(seq_len), dim=1)
-        wanted = (self.mlm_probability * maskable.sum(1, keepdim=True)).round().clamp(min=1)
-        selected = (score >= 0) & (torch.arange(score.shape[1], device=ids.device) < wanted)
+        num_selected = (self.mlm_probability * maskable.sum(1, keepdim=True)).round().clamp(min=1)
+        selected = (score >= 0) & (torch.arange(score.shape[1], device=ids.device) < num_selected)
         if self.whole_word_mask:
             selected = selected & is_whole_word(positions, selected, word_ids(ids, vocab))
         labels = ids.gather(1, positions)
@@ -162,8 +162,8 @@ def configure_text_model(model: ModelSpec, tokenizer: Tokenizer, seq_len: int) -
 
 def with_mask_padding(files: dict[str, str], mask_padding: bool) -> dict[str, str]:
     """The files of a text dataset, with `mask_padding` in its preprocessing."""
-    known = from_json(files[PREPROCESSING_FILE]).replace(mask_padding=mask_padding)
-    return files | {PREPROCESSING_FILE: to_json(known)}
+    preprocessing = from_json(files[PREPROCESSING_FILE]).replace(mask_padding=mask_padding)
+    return files | {PREPROCESSING_FILE: to_json(preprocessing)}
 
 
 class MaskedLMModule(TaskModule):
@@ -230,7 +230,9 @@ def perplexity(loss: float) -> float:
 def unigram_perplexity(dataset: TextDataset, split: Split) -> float:
     """Perplexity of predicting every token by its frequency in the training rows, special tokens aside.
 
-    p(k) = (count(k) + 1) / sum over j of (count(j) + 1),   counted on at most `UNIGRAM_ROWS` rows, evenly spaced
+        p(k) = (count(k) + 1) / sum over j of (count(j) + 1)
+
+    Tokens are counted on at most `UNIGRAM_ROWS` rows, evenly spaced.
     """
     words = ~dataset.tokenizer.special_tokens_mask
     train, evaluated = (
@@ -255,7 +257,7 @@ def fill_masks(
     width = int(lengths.max())
     ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows], device=model.device)
     real = (torch.arange(width) < lengths[:, None]).to(model.device)
-    places = [(row, position) for row, found in enumerate(masks) for position in found]
+    places = [(row, position) for row, positions in enumerate(masks) for position in positions]
     index = torch.tensor(places, device=model.device)
     with torch.inference_mode():
         features = model.forward_features(ids, None if bool(real.all()) else real)[index[:, 0], index[:, 1]]

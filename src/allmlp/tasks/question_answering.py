@@ -80,8 +80,8 @@ class QuestionAnswering(Task):
             answer, sentence = best_answer(question.text, context), best_sentence(question.text, context)
             scores.append((f1(answer, answers), exact_match(answer, answers), f1(sentence, answers), f1("", answers)))
         overlap, exact, sentence, empty = map(fmean, zip(*scores))
-        found = {"overlap_f1": overlap, "overlap_exact_match": exact, "sentence_f1": sentence}
-        return found | ({"empty_f1": empty} if empty else {})
+        baselines = {"overlap_f1": overlap, "overlap_exact_match": exact, "sentence_f1": sentence}
+        return baselines | ({"empty_f1": empty} if empty else {})
 
 
 class QuestionAnsweringModule(TaskModule):

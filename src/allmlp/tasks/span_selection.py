@@ -60,10 +60,10 @@ class SpanSelection(Task):
         lengths = self.recurring_spans(ids, vocab)
         # The argmax of u^(1 / length) selects a span with probability proportional to its length.
         weighted = torch.where(lengths > 0, score.clamp(min=1e-9).log() / lengths, -torch.inf)
-        found = (lengths > 0).any(1, keepdim=True)
-        first = torch.where(found, weighted.argmax(1, keepdim=True), 1)  # b 1
+        has_span = (lengths > 0).any(1, keepdim=True)
+        first = torch.where(has_span, weighted.argmax(1, keepdim=True), 1)  # b 1
         length = lengths.gather(1, first).clamp(min=1)
-        return self.make_question(ids, first, length, place, found, vocab)
+        return self.make_question(ids, first, length, place, has_span, vocab)
 
     def recurring_spans(self, ids: Tensor, vocab: SpanVocab) -> Tensor:
         """Length of the longest span that starts at each token and recurs outside of its question, else 0: b s."""
@@ -85,10 +85,10 @@ class SpanSelection(Task):
         return lengths
 
     def make_question(
-        self, ids: Tensor, first: Tensor, length: Tensor, place: Tensor, found: Tensor, vocab: SpanVocab
+        self, ids: Tensor, first: Tensor, length: Tensor, place: Tensor, has_span: Tensor, vocab: SpanVocab
     ) -> SpanBatch:
         """Make a question around the span of `length` tokens at `first`, replaced by [MASK]; `place` in [0, 1) is its
-        relative position in the question. All are b 1. Rows without a span, not `found`, have weight 0.
+        relative position in the question. All are b 1. Rows without a span (`has_span`) get weight 0.
         """
         seq_len = ids.shape[1]
         last = (ids != vocab.pad_token_id).sum(1, keepdim=True) - 1  # [SEP]
@@ -109,14 +109,14 @@ class SpanSelection(Task):
 
         occurs = (position + length <= begin) | (position >= end)
         for offset in range(self.max_span_length):
-            wanted = ids.gather(1, (first + offset).clamp(max=seq_len - 1))
+            token = ids.gather(1, (first + offset).clamp(max=seq_len - 1))
             here = F.pad(ids[:, offset:], (0, offset), value=-1)
-            occurs = occurs & ((here == wanted) | (offset >= length))
+            occurs = occurs & ((here == token) | (offset >= length))
         ended = occurs.gather(1, (position - length + 1).clamp(min=0)) & (position >= length - 1)
-        starts, ends = (part.gather(1, source) & in_passage & found for part in (occurs, ended))
-        nowhere = (position == 0) & ~found
+        starts, ends = (part.gather(1, source) & in_passage & has_span for part in (occurs, ended))
+        nowhere = (position == 0) & ~has_span
         segments = (read >= 0) & (rows != vocab.pad_token_id)
-        return SpanBatch(rows, segments.long(), starts | nowhere, ends | nowhere, found.squeeze(1).float())
+        return SpanBatch(rows, segments.long(), starts | nowhere, ends | nowhere, has_span.squeeze(1).float())
 
 
 class SpanBatch(NamedTuple):
@@ -185,5 +185,5 @@ class SpanSelectionModule(TaskModule):
             uniforms = fixed_uniforms(ids, self.spec.num_uniforms(ids.shape[1]))
             return self.score(model, self.spec.apply(ids, uniforms, self.vocab))
 
-        found = sum_scores((score(rows.long()) for (rows,) in batches), model.device)
-        return {"accuracy": found["accuracy"], **found}  # the first metric chooses the best step
+        sums = sum_scores((score(rows.long()) for (rows,) in batches), model.device)
+        return {"accuracy": sums["accuracy"], **sums}  # the first metric chooses the best step

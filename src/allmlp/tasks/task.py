@@ -73,8 +73,11 @@ class Task(Spec, abstract=True):
 
     def check_dataset(self, dataset: Dataset) -> None:
         if not isinstance(dataset, self.dataset_type):
-            kind, wanted = (cls.__doc__.split(":")[0].lower().rstrip(".") for cls in (type(dataset), self.dataset_type))  # type: ignore[union-attr]
-            raise UserError(f"the task {type(self).__name__} needs {wanted}, not {kind}")
+            kind, expected = (
+                (cls.__doc__ or cls.__name__).split(":")[0].lower().rstrip(".")
+                for cls in (type(dataset), self.dataset_type)
+            )
+            raise UserError(f"the task {type(self).__name__} needs {expected}, not {kind}")
 
     def configure_model(self, model: ModelSpec, dataset: Any) -> ModelSpec:
         """Adapt the model to task and data, for example its number of classes."""

@@ -25,10 +25,10 @@ def tfidf_correct(dataset: LabeledTextDataset, split: InMemory) -> Tensor:
     sparse = require("scipy.sparse", "train")
     train = dataset.train.examples  # type: ignore[attr-defined]
     labeled = (train.labels >= 0).nonzero().flatten()
-    known = read_texts(LabeledTextBatch(*(column[labeled] for column in train)), dataset.tokenizer)
-    asked = read_texts(split.examples, dataset.tokenizer)
+    train_texts = read_texts(LabeledTextBatch(*(column[labeled] for column in train)), dataset.tokenizer)
+    test_texts = read_texts(split.examples, dataset.tokenizer)
     columns: list[tuple[Any, Any]] = []
-    for fitted, tested in zip(known, asked):
+    for fitted, tested in zip(train_texts, test_texts):
         if any(fitted):
             # Any run of letters or digits is a word: sklearn's own pattern drops words of one character.
             words = text.TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+|[^\w\s]")

@@ -148,7 +148,7 @@ class TranslationModule(TaskModule):
         return means
 
     def split_of(self, reference: Tensor) -> EvalSplit:
-        """The split of these pairs; a process without any, of fewer pairs than processes, learns it from the others."""
+        """The split of these pairs; a process without pairs, if there are fewer than processes, asks the others."""
         newest = torch.tensor(int(reference[0]) if len(reference) else -1, device=reference.device)
         if dist.is_initialized():
             dist.all_reduce(newest, dist.ReduceOp.MAX)
@@ -161,8 +161,8 @@ class TranslationModule(TaskModule):
             return [DecodedPart("", first, last, pairs)]
         ends = [*(start - 1 for _, start in self.test_sets[1:]), last]
         prefixes = ["", *(f"{name}_" for name, _ in self.test_sets[1:])]
-        found = zip(prefixes, (start for _, start in self.test_sets), (min(end, last) for end in ends))
-        return [DecodedPart(prefix, start, end, end - start + 1) for prefix, start, end in found if start <= end]
+        ranges = zip(prefixes, (start for _, start in self.test_sets), (min(end, last) for end in ends))
+        return [DecodedPart(prefix, start, end, end - start + 1) for prefix, start, end in ranges if start <= end]
 
     def statistics(self, model: Model, source: Tensor, references: list[int]) -> Tensor:
         """Sums of `TranslationMetrics` over these pairs, and the number of pairs."""
@@ -278,5 +278,5 @@ def translate_rows(
     # Training shifts the target by one, so the decoder's last position is never trained.
     max_length = model.spec.decoder.stem.tokens - 1
     rows, real, ends = source[filled, :width], mask[filled, :width], (tokenizer.cls_token_id, tokenizer.sep_token_id)
-    found = iter(beam_search(model, rows, real, *ends, max_length, suppress_tokens, num_beams, length_penalty))
-    return [tokenizer.decode(next(found)).strip() if some else "" for some in filled.tolist()]
+    sequences = iter(beam_search(model, rows, real, *ends, max_length, suppress_tokens, num_beams, length_penalty))
+    return [tokenizer.decode(next(sequences)).strip() if some else "" for some in filled.tolist()]

@@ -28,8 +28,8 @@ ASKS_FOR_NAME = re.compile(r"\b(who|whom|whose|where|which|country|city|name)\b"
 
 
 def best_sentence(question: str, context: str) -> str:
-    wanted = words(question) - FUNCTION_WORDS
-    return max(SENTENCE_END.split(context), key=lambda sentence: len(wanted & words(sentence)))
+    keywords = words(question) - FUNCTION_WORDS
+    return max(SENTENCE_END.split(context), key=lambda sentence: len(keywords & words(sentence)))
 
 
 def best_answer(question: str, context: str) -> str:

@@ -27,11 +27,11 @@ def bundled_models() -> dict[str, Path]:
 
 def bundled(name: str = BUNDLED) -> Path:
     """The folder of a bundled model: `allmlp:cifar10`, a gMLP trained on CIFAR-10, or another of `bundled_models`."""
-    found = bundled_models()
-    if name not in found:
-        have = f"only {', '.join(found)}" if found else "none at all: pass a model folder instead"
+    models = bundled_models()
+    if name not in models:
+        have = f"only {', '.join(models)}" if models else "none at all: pass a model folder instead"
         raise UserError(f"this installation has no bundled model {name}, {have}")
-    return found[name]
+    return models[name]
 
 
 def model_path(name: str | os.PathLike[str]) -> Path:

@@ -100,19 +100,21 @@ def convert(
     if path.exists():
         folder.check_target(path, expand_user(source))
     if source.startswith(PREFIX):
-        found = timm_pretrained(source, overrides)
+        converted = timm_pretrained(source, overrides)
     else:
         located = locate(os.fspath(model_path(source)) if source.startswith(BUNDLED_PREFIX) else source, notify)
         if weight_format is None and is_model_folder(expand_user(source)):
             raise UserError(
                 f"{source} is already a model folder; choose a format with to={' or '.join(map(repr, FORMATS))}"
             )
-        found = open_path(located.path, overrides)
-        found = found._replace(preprocessing=located.preprocessing or found.preprocessing)
-    if found.unused:
-        notify(f"dropped, since the model does not use them: {', '.join(found.unused)}")
+        converted = open_path(located.path, overrides)
+        converted = converted._replace(preprocessing=located.preprocessing or converted.preprocessing)
+    if converted.unused:
+        notify(f"dropped, since the model does not use them: {', '.join(converted.unused)}")
     try:
-        return write_folder(path, found) if weight_format is None else write_format(path, weight_format, found, notify)
+        if weight_format is None:
+            return write_folder(path, converted)
+        return write_format(path, weight_format, converted, notify)
     except OSError as reason:
         raise UserError(f"cannot write {path}: {one_line(reason)}") from None
 
@@ -130,8 +132,8 @@ def open_path(path: Path, overrides: Mapping[str, Any] | None = None) -> Convert
         return read_folder(path, overrides)
     refuse_runs(path)
     config = huggingface.read_config(path)
-    found = import_state(path, huggingface.read_weights(path), config, overrides)
-    return found._replace(files=read_tokenizer_files(path))
+    converted = import_state(path, huggingface.read_weights(path), config, overrides)
+    return converted._replace(files=read_tokenizer_files(path))
 
 
 def read_tokenizer_files(path: Path) -> dict[str, str]:
@@ -164,11 +166,7 @@ def import_state(
         pieces = {name: source_pieces(source, family, name, rows, spec) for name, (rows, *_) in native.items()}
     except UserError as reason:
         raise UserError(f"{where}: {reason}") from None
-    expected = {}
-    for name, (_, *rest) in native.items():
-        for key, rows in pieces[name].items():
-            piece = torch.empty(rows, *rest, device="meta")
-            expected[key] = tuple(source.to_source(family, name, piece, spec).shape)
+    expected = source_shapes(source, family, native, pieces, spec)
     unused = tuple(name for name in shapes if name not in expected and name.startswith(source.OPTIONAL))
     folder.check_shapes(where, expected, {name: shape for name, shape in shapes.items() if name not in unused})
     state = {}
@@ -194,6 +192,18 @@ def source_pieces(source: Format, family: str, name: str, rows: int, spec: Encod
         few = spec.block.token.kv_channels(spec.width)
         return dict(zip(keys, (spec.width, few, few)))
     return dict.fromkeys(keys, rows // len(keys))
+
+
+def source_shapes(
+    source: Format, family: str, native: Shapes, pieces: Mapping[str, Mapping[str, int]], spec: Encoder | SeriesEncoder
+) -> dict[str, tuple[int, ...]]:
+    """Source key -> shape, for the native shapes of a model and the `source_pieces` of each weight."""
+    shapes = {}
+    for name, (_, *rest) in native.items():
+        for key, rows in pieces[name].items():
+            piece = torch.empty(rows, *rest, device="meta")
+            shapes[key] = tuple(source.to_source(family, name, piece, spec).shape)
+    return shapes
 
 
 def check_names(tensors: Mapping[str, Tensor]) -> None:
@@ -227,8 +237,8 @@ def recognize(shapes: Shapes) -> tuple[Format, str]:
 
     best = max(((source, family) for source in FORMATS.values() for family in source.SIGNATURES), key=present)
     if present(best) < 0.5:
-        known = "; ".join(f"{source.TITLE} {', '.join(source.SIGNATURES)}" for source in FORMATS.values())
-        raise UserError(f"the format is not recognized; supported are {known}")
+        formats = "; ".join(f"{source.TITLE} {', '.join(source.SIGNATURES)}" for source in FORMATS.values())
+        raise UserError(f"the format is not recognized; supported are {formats}")
     check_signature(*best, shapes)
     return best
 
@@ -251,16 +261,16 @@ def timm_pretrained(name: str, overrides: Mapping[str, Any] | None = None) -> Co
     """
     spec = preset(name).spec
     assert isinstance(spec, Timm)
-    known = spec.defaults
-    num_classes = known.num_classes if known else spec.num_classes
+    config = spec.defaults
+    num_classes = config.num_classes if config else spec.num_classes
     trained = spec.replace(num_classes=num_classes or spec.num_classes).pretrained()
     network = trained.model.network
     state = network.state_dict()
     if not num_classes:
         state = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}
-    found = import_state(Path(name), dict(state), {"pretrained_cfg": network.pretrained_cfg}, overrides)
-    check_outputs(name, found, trained.model)
-    return found._replace(
+    converted = import_state(Path(name), dict(state), {"pretrained_cfg": network.pretrained_cfg}, overrides)
+    check_outputs(name, converted, trained.model)
+    return converted._replace(
         preprocessing=ImagePreprocessing(
             trained.mean, trained.std, crop_pct=network.pretrained_cfg.get("crop_pct") or 1.0
         )
@@ -268,14 +278,15 @@ def timm_pretrained(name: str, overrides: Mapping[str, Any] | None = None) -> Co
 
 
 @torch.no_grad()
-def check_outputs(name: str, found: ConvertedModel, model: Model) -> None:
+def check_outputs(name: str, converted: ConvertedModel, model: Model) -> None:
     """Raise UserError if the converted model's features differ from the original's."""
-    ours = build(found)
+    ours = build(converted)
     images = ours.dummy_inputs()
     actual, expected = ours.forward_features(*images), model.eval().forward_features(*images)
     if expected.shape != actual.shape or (expected - actual).abs().max() > 1e-3 * expected.abs().max():
-        differ = "its outputs differ from those of the model inferred from its weights"
-        raise UserError(f"{name} cannot be converted: {differ}")
+        raise UserError(
+            f"{name} cannot be converted: its outputs differ from those of the model inferred from its weights"
+        )
 
 
 def read_folder(path: Path, overrides: Mapping[str, Any] | None = None) -> ConvertedModel:
@@ -288,61 +299,61 @@ def read_folder(path: Path, overrides: Mapping[str, Any] | None = None) -> Conve
     return ConvertedModel(model.spec, state, known_preprocessing(path), read_tokenizer_files(path))
 
 
-def build(found: ConvertedModel, device: str | torch.device = "cpu") -> Model:
+def build(converted: ConvertedModel, device: str | torch.device = "cpu") -> Model:
     """The model in evaluation mode."""
     with torch.device("meta"):
-        model = found.spec.build()
-    model.load_state_dict({name: tensor.to(device) for name, tensor in found.state.items()}, assign=True)
+        model = converted.spec.build()
+    model.load_state_dict({name: tensor.to(device) for name, tensor in converted.state.items()}, assign=True)
     return model.eval()
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
-def write_folder(path: Path, found: ConvertedModel) -> Path:
-    folder.write_model(path, found.spec, found.state)
-    if found.preprocessing is None:
+def write_folder(path: Path, converted: ConvertedModel) -> Path:
+    folder.write_model(path, converted.spec, converted.state)
+    if converted.preprocessing is None:
         (path / PREPROCESSING_FILE).unlink(missing_ok=True)
     else:
-        write_preprocessing(path, found.preprocessing)
+        write_preprocessing(path, converted.preprocessing)
     for name in TOKENIZER_FILES:
-        if name in found.files:
-            write_text_atomically(path / name, found.files[name])
+        if name in converted.files:
+            write_text_atomically(path / name, converted.files[name])
         else:
             (path / name).unlink(missing_ok=True)
     return path
 
 
 def write_format(
-    path: Path, weight_format: Format, found: ConvertedModel, notify: Callable[[str], object] = lambda text: None
+    path: Path, weight_format: Format, converted: ConvertedModel, notify: Callable[[str], object] = lambda text: None
 ) -> Path:
-    tensors = to_format(weight_format, found, notify)
+    tensors = to_format(weight_format, converted, notify)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files = weight_format.config_files(found.spec, found.preprocessing)
+    files = weight_format.config_files(converted.spec, converted.preprocessing)
     texts = {name: json.dumps(content, indent=2) for name, content in files.items()}
-    weight_format.write(path, tensors, {**texts, **found.files})
+    weight_format.write(path, tensors, {**texts, **converted.files})
     return path
 
 
 def to_format(
-    weight_format: Format, found: ConvertedModel, notify: Callable[[str], object] = lambda text: None
+    weight_format: Format, converted: ConvertedModel, notify: Callable[[str], object] = lambda text: None
 ) -> dict[str, Tensor]:
     """Convert weights to another format, and check that reading them back gives the same model; only the form of GELU,
     which weight files do not state, may differ, with a warning.
     """
-    spec, family = found.spec, family_of(found.spec)
+    spec, family = converted.spec, family_of(converted.spec)
     if family not in weight_format.SIGNATURES:
         has = ", ".join(weight_format.SIGNATURES)
         raise UserError(f"{weight_format.TITLE} format has no {family or 'such model'}; it supports {has}")
     tensors = {}
-    for name, tensor in found.state.items():
+    for name, tensor in converted.state.items():
         pieces = source_pieces(weight_format, family, name, len(tensor), spec)
         for key, piece in zip(pieces, tensor.split([*pieces.values()]), strict=True):
             tensors[key] = weight_format.to_source(family, name, piece, spec)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     try:
         check_signature(weight_format, family, shapes)
-        config = weight_format.config_files(spec, found.preprocessing).get(folder.CONFIG, {})
+        config = weight_format.config_files(spec, converted.preprocessing).get(folder.CONFIG, {})
         again = weight_format.infer_spec(family, shapes, config)
         if field := weight_format.NOT_INFERRED.get(family):
             again = override_all(again, {field: attrgetter(field)(spec)})

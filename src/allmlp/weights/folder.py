@@ -74,13 +74,13 @@ def save(
     if like is not None:
         check_target(Path(folder), like)
     path = write_model(Path(folder), model.spec, to_dtype(state, dtype))
-    known, source = (model.preprocessing, model.folder) if like is None else (known_preprocessing(like), like)
+    preprocessing, source = (model.preprocessing, model.folder) if like is None else (known_preprocessing(like), like)
     embedding = next((part for part in model.spec.children() if isinstance(part, TokenEmbed)), None)
-    if embedding is not None and isinstance(known, TextPreprocessing):
-        known = known.replace(seq_len=embedding.seq_len)
+    if embedding is not None and isinstance(preprocessing, TextPreprocessing):
+        preprocessing = preprocessing.replace(seq_len=embedding.seq_len)
     try:
-        if known is not None:
-            write_preprocessing(path, known)
+        if preprocessing is not None:
+            write_preprocessing(path, preprocessing)
         if source is not None:
             copy_tokenizer(Path(source), path)
     except OSError as reason:
@@ -89,23 +89,23 @@ def save(
 
 
 def check_target(path: Path, source: Path) -> None:
-    """Raise UserError if what is made of `source` would be written over it, or over the model of a run."""
+    """Raise UserError if a model made from `source` would overwrite it or the model of a run."""
     if path.resolve() == source.resolve():
-        raise UserError(f"{path} would be written over itself; name another folder")
+        raise UserError(f"{path} would overwrite itself; name another folder")
     if (path / RUN).exists():
-        raise UserError(f"{path} holds a run, whose model would be written over; name another folder")
+        raise UserError(f"{path} holds a run, whose model would be overwritten; name another folder")
 
 
 def to_dtype(tensors: dict[str, torch.Tensor], dtype: torch.dtype | str | None) -> dict[str, torch.Tensor]:
     """The tensors as they are stored in precision `dtype`; None leaves them unchanged."""
     if dtype is None:
         return tensors
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found == torch.int8:
+    target = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if target == torch.int8:
         return quantize(tensors)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    if not isinstance(target, torch.dtype) or not target.is_floating_point:
         raise UserError(f"weights cannot be stored as {dtype}: choose torch.float32, float16, bfloat16 or int8")
-    return {name: tensor.to(found) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    return {name: tensor.to(target) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def write_model(path: Path, spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> Path:
@@ -158,8 +158,8 @@ def read_model(path: Path, device: str | torch.device = "cpu", overrides: Mappin
         model = spec.build()
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not state[name].is_floating_point():
-            found = str(state[name].dtype).removeprefix("torch.")
-            raise UserError(f"{path / WEIGHTS} does not match the model: {name} is {found}, not floating point")
+            dtype_name = str(state[name].dtype).removeprefix("torch.")
+            raise UserError(f"{path / WEIGHTS} does not match the model: {name} is {dtype_name}, not floating point")
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -253,16 +253,16 @@ def read_weights(
             # Models of `allmlp.hf` wrap ours in a module `model`.
             prefix = WRAPPED_PREFIX if all(name.startswith(WRAPPED_PREFIX) for name in stored) else ""
             slices = {name.removeprefix(prefix): source.get_slice(name) for name in stored}
-            found = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            stored_shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             quantized = [name for name, part in slices.items() if part.get_dtype() == "I8" and name in expected]
-            check_shapes(file, expected | {name + SCALE: expected[name][:1] for name in quantized}, found)
+            check_shapes(file, expected | {name + SCALE: expected[name][:1] for name in quantized}, stored_shapes)
             recorded = (source.metadata() or {}).get("config")
             if recorded not in (None, config):
                 raise UserError(
                     f"{file.parent}: {CONFIG} does not match the weights: it was edited, or a save was "
                     f"interrupted; save the model again"
                 )
-            state = {name: source.get_tensor(prefix + name) for name in found}
+            state = {name: source.get_tensor(prefix + name) for name in stored_shapes}
             for name in quantized:
                 state[name] = dequantize(state[name], state.pop(name + SCALE))
             return {name: tensor.to(place) for name, tensor in state.items()}
@@ -271,14 +271,14 @@ def read_weights(
 
 
 def check_shapes(
-    where: Path | str, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], what: str = "the model"
+    where: Path | str, expected: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...]], what: str = "the model"
 ) -> None:
     """Raise UserError if tensors are missing, unexpected or of another shape."""
-    missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
-    shaped = [name for name in expected.keys() & found.keys() if expected[name] != found[name]]
+    missing, unknown = expected.keys() - shapes.keys(), shapes.keys() - expected.keys()
+    shaped = [name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name]]
     faults = [
-        f"{len(names)} {what} ({', '.join(group_names(names))})"
-        for what, names in (("missing", missing), ("unexpected", unknown), ("of another shape", shaped))
+        f"{len(names)} {fault} ({', '.join(group_names(names))})"
+        for fault, names in (("missing", missing), ("unexpected", unknown), ("of another shape", shaped))
         if names
     ]
     if faults:

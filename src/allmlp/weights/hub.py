@@ -82,7 +82,7 @@ def upload(
         repository = api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id
         if branch is not None and not create_pr:
             api.create_branch(repo_id=repository, branch=branch, exist_ok=True)
-        done = api.upload_folder(
+        commit = api.upload_folder(
             repo_id=repository,
             folder_path=str(folder),
             allow_patterns=list(FILES),
@@ -94,4 +94,4 @@ def upload(
         raise UserError(
             f"cannot push to {repo_id} on the Hub: {one_line(reason)}; log in with `hf auth login`, or pass token="
         ) from None
-    return str(done)
+    return str(commit)  # its URL

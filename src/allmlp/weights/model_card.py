@@ -143,10 +143,10 @@ def training(run: Path | None) -> list[str]:
     return sections
 
 
-def results(found: Any) -> list[str]:
+def results(result: Any) -> list[str]:
     """A table of the metrics of the saved model, with a column for each split it was evaluated on."""
-    found = found if isinstance(found, dict) else {}
-    splits = {split: found[split] for split in ("validation", "test") if isinstance(found.get(split), dict)}
+    result = result if isinstance(result, dict) else {}
+    splits = {split: result[split] for split in ("validation", "test") if isinstance(result.get(split), dict)}
     table = {
         name: [f"{v[name]:.4g}" if isinstance(v.get(name), (int, float)) else "" for v in splits.values()]
         for values in splits.values()
@@ -155,16 +155,16 @@ def results(found: Any) -> list[str]:
     if not table:
         return []
     rows = [["", *splits], ["---"] * (1 + len(splits)), *([name, *shown] for name, shown in table.items())]
-    steps = f"The saved weights are those after {plural(found.get('best_step', found.get('steps')), 'step')}."
+    steps = f"The saved weights are those after {plural(result.get('best_step', result.get('steps')), 'step')}."
     return ["## Results", "\n".join(f"| {' | '.join(row)} |" for row in rows), steps]
 
 
 def read_record(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf8"))
+        record = json.loads(file.read_text(encoding="utf8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def show(value: Any) -> str:

@@ -36,12 +36,12 @@ def pretrained(name: str, *, device: str | torch.device = "cpu") -> Pretrained:
     path = model_path(name)
     if path.is_dir() or name in published_weights() or (name.startswith(HUB_PREFIX) and "/" in name):
         model, preprocessing = open_model(str(path), folder.ModelChanges(), device)
-        known = isinstance(preprocessing, ImagePreprocessing)
-        return Pretrained(model, preprocessing if known else image_preprocessing(path))
+        is_image = isinstance(preprocessing, ImagePreprocessing)
+        return Pretrained(model, preprocessing if is_image else image_preprocessing(path))
     if ":" not in name:
         raise UserError(f"{name} is not a folder; use a model folder, {BUNDLED}, timm:NAME or hf:NAME")
-    found = pretrained_external(name)
-    return found._replace(model=found.model.to(device))
+    external = pretrained_external(name)
+    return external._replace(model=external.model.to(device))
 
 
 def pretrained_external(name: str) -> Pretrained:
@@ -106,8 +106,8 @@ def open_model(
         preprocessing = known_preprocessing(located.path)
         model = folder.read_model(located.path, device, overrides)
         return changes.apply(model, preprocessing, located.path), preprocessing
-    found = timm_pretrained(name, overrides) if located is None else open_path(located.path, overrides)
-    preprocessing = (located.preprocessing if located is not None else None) or found.preprocessing
+    converted = timm_pretrained(name, overrides) if located is None else open_path(located.path, overrides)
+    preprocessing = (located.preprocessing if located is not None else None) or converted.preprocessing
     path = None if located is None else located.path
     place = path.parent if path is not None and path.is_file() else path
-    return changes.apply(build(found, device), preprocessing, place), preprocessing
+    return changes.apply(build(converted, device), preprocessing, place), preprocessing

@@ -16,12 +16,12 @@ PRUNED = ("square", "into hidden", "out of hidden")
 def token_matrices(model: Model) -> dict[str, Tensor]:
     """The matrices over tokens by parameter name; causal ones are lower triangular."""
     parameters = list(token_parameters(model))
-    found = {one.full_name: one.weight().detach() for one in parameters if one.role in PRUNED}
-    if not found:
+    matrices = {one.full_name: one.weight().detach() for one in parameters if one.role in PRUNED}
+    if not matrices:
         toeplitz = any(one.role == "square parameters" for one in parameters)
         why = ": its Toeplitz weights are one number per distance" if toeplitz else ""
         raise UserError(f"the model has no token-mixing matrices to prune{why}")
-    return found
+    return matrices
 
 
 @torch.no_grad()
@@ -36,9 +36,9 @@ def prune(model: Model, fraction: float) -> None:
     check_merged(model)
     state = dict(model.named_parameters())
     for name, matrix in token_matrices(model).items():
-        weights = matrix != 0
-        removed = round(fraction * int(weights.sum()))
-        state[name].copy_(without_smallest(matrix, removed + int((~weights).sum())))
+        nonzero = matrix != 0
+        removed = round(fraction * int(nonzero.sum()))
+        state[name].copy_(without_smallest(matrix, removed + int((~nonzero).sum())))
 
 
 def without_smallest(matrix: Tensor, count: int) -> Tensor:

@@ -125,7 +125,7 @@ TIMM: list[tuple[str, str, str, str, NormalizationStats, str | None, float | Non
 
 
 def google() -> list[PublishedWeights]:
-    found = []
+    rows = []
     for tag, (folder, trained, files) in GOOGLE.items():
         for size, mib in files.items():
             letter, patch_size = size.split("_")
@@ -133,12 +133,12 @@ def google() -> list[PublishedWeights]:
             file = f"Mixer-{size}.npz"
             url = f"https://storage.googleapis.com/mixer_models/{folder}/{file}"
             row = PublishedWeights(name, "google", title, HALF, APACHE, file, url, size=round(mib * MIB))
-            found.append(row._replace(top1=MIXERS.get(size)) if tag == "in1k" else row)
-    return found
+            rows.append(row._replace(top1=MIXERS.get(size)) if tag == "in1k" else row)
+    return rows
 
 
 def fair() -> list[PublishedWeights]:
-    found = []
+    rows = []
     for size, (fair_name, timm_name, title, accuracies) in RESMLPS.items():
         for tag, top1 in accuracies.items():
             end, timm_tag, trained = FAIR[tag]
@@ -147,12 +147,12 @@ def fair() -> list[PublishedWeights]:
             row = PublishedWeights(name, "fair", f"{title}, {trained}", WIDE, APACHE, file, top1=top1, note=notes[0])
             copy = row._replace(name=f"{row.name}@timm", source="timm", normalization=IMAGENET, note=notes[1])
             row = row._replace(url=f"https://dl.fbaipublicfiles.com/deit/{file}")
-            found += [row, copy._replace(file="", hub=f"timm/{timm_name}.{timm_tag}")]
-    return found
+            rows += [row, copy._replace(file="", hub=f"timm/{timm_name}.{timm_tag}")]
+    return rows
 
 
 def timm() -> list[PublishedWeights]:
-    found = [timm_row(*row) for row in TIMM]
+    rows = [timm_row(*row) for row in TIMM]
     for size, (in1k, in21k) in COPIES.items():
         name, old, file = f"mixer_{size}.google_", f"mixer_{size}_224.goog_in21k", f"v0.1-vitjx/jx_mixer_{size}_224"
         title, top1 = f"Mixer-{size[0].upper()}/16, ImageNet", MIXERS[f"{size[0].upper()}_16"]
@@ -160,8 +160,8 @@ def timm() -> list[PublishedWeights]:
         part = timm_row(
             f"{name}in1k@timm", f"{old}_ft_in1k", f"{file}-{in1k}.pth", f"{title}-1k only", top1=top1, note=ONLY_1K
         )
-        found += [part, whole]
-    return found
+        rows += [part, whole]
+    return rows
 
 
 def timm_row(

@@ -94,8 +94,8 @@ def with_seq_len(spec: ModelSpec, seq_len: int) -> ModelSpec:
     if isinstance(spec, EncoderDecoder):
         return spec.replace(encoder=with_seq_len(spec.encoder, seq_len), decoder=with_seq_len(spec.decoder, seq_len))
     if not isinstance(spec, Encoder) or not isinstance(spec.stem, TokenEmbed):
-        known = "this library's models of texts and series"
-        raise UserError(f"only {known} have a sequence length (input: {spec.input_spec})")
+        kinds = "this library's models of texts and series"
+        raise UserError(f"only {kinds} have a sequence length (input: {spec.input_spec})")
     if seq_len < MIN_LENGTH:
         raise UserError(f"seq_len must be at least {MIN_LENGTH}: [CLS], one token of the text, [SEP]")
     return with_length(spec, seq_len)
@@ -171,29 +171,31 @@ def resize_look_back(weights: Mapping[str, Tensor], old: SeriesEncoder, new: Ser
     with torch.device("meta"):
         layers = new.build()
     for path, layer in layers.named_modules():
-        own = {name: weights[f"{path}.{name}"] for name, _ in layer.named_parameters() if f"{path}.{name}" in weights}
+        tensors = {
+            name: weights[f"{path}.{name}"] for name, _ in layer.named_parameters() if f"{path}.{name}" in weights
+        }
         if isinstance(layer, TokenProjection):
             if isinstance(layer.spec, Dense):
-                own["weight"] = keep_newest(keep_newest(own["weight"], after), after, 1)
+                tensors["weight"] = keep_newest(keep_newest(tensors["weight"], after), after, 1)
             else:
-                own["weight"] = layer.spec.crop(own["weight"], after, layer.causal)
-            fill = own["bias"].min() - UNSEEN if path.endswith("token.mix.gate") else own["bias"][0]
-            own["bias"] = keep_newest(own["bias"], after, fill=fill)
+                tensors["weight"] = layer.spec.crop(tensors["weight"], after, layer.causal)
+            fill = tensors["bias"].min() - UNSEEN if path.endswith("token.mix.gate") else tensors["bias"][0]
+            tensors["bias"] = keep_newest(tensors["bias"], after, fill=fill)
         elif isinstance(layer, TokenMlpLayer):
-            own["up.weight"] = keep_newest(own["up.weight"], after, 1)
-            own["down.weight"] = keep_newest(own["down.weight"], after)
-            own["down.bias"] = keep_newest(own["down.bias"], after, fill=own["down.bias"][0])
+            tensors["up.weight"] = keep_newest(tensors["up.weight"], after, 1)
+            tensors["down.weight"] = keep_newest(tensors["down.weight"], after)
+            tensors["down.bias"] = keep_newest(tensors["down.bias"], after, fill=tensors["down.bias"][0])
         elif isinstance(layer, LearnedPositionsLayer):
-            own["weight"] = keep_newest(own["weight"], after, fill=own["weight"][0])
+            tensors["weight"] = keep_newest(tensors["weight"], after, fill=tensors["weight"][0])
         elif isinstance(layer, TokenBatchNormLayer):
-            own = {name: weights[f"{path}.{name}"] for name in ("weight", "bias", "running_mean", "running_var")}
-            rows = {name: value.unflatten(0, (before, -1)) for name, value in own.items()}
-            own = {name: keep_newest(value, after, fill=value[0]).flatten() for name, value in rows.items()}
+            tensors = {name: weights[f"{path}.{name}"] for name in ("weight", "bias", "running_mean", "running_var")}
+            rows = {name: value.unflatten(0, (before, -1)) for name, value in tensors.items()}
+            tensors = {name: keep_newest(value, after, fill=value[0]).flatten() for name, value in rows.items()}
         elif isinstance(layer, ForecastHeadLayer) and isinstance(old.head, ForecastHead):
-            own["proj.weight"] = keep_newest(own["proj.weight"].unflatten(1, (before, -1)), after, 1).flatten(1)
+            tensors["proj.weight"] = keep_newest(tensors["proj.weight"].unflatten(1, (before, -1)), after, 1).flatten(1)
         else:
             continue
-        changed |= {f"{path}.{name}": value for name, value in own.items()}
+        changed |= {f"{path}.{name}": value for name, value in tensors.items()}
     return changed
 
 

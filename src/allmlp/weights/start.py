@@ -63,8 +63,8 @@ def open_start(name: str | os.PathLike[str]) -> Start:
     if not path.exists() and ":" in text and "/" not in text:
         return Start(text, *pretrained_external(text), "")
     where = path if path.exists() else locate(text, others=presets()).path
-    model, known = open_model(str(where), folder.ModelChanges(dtype=None), "cpu")
-    return Start(text, model, known, str(where if where.is_dir() else where.parent))
+    model, preprocessing = open_model(str(where), folder.ModelChanges(dtype=None), "cpu")
+    return Start(text, model, preprocessing, str(where if where.is_dir() else where.parent))
 
 
 def transfer(model: Model, start: Start, classes: Sequence[str] = ()) -> list[str]:
@@ -74,11 +74,11 @@ def transfer(model: Model, start: Start, classes: Sequence[str] = ()) -> list[st
     of class scores, which keeps it if `classes`, those of the run, are not those of the start. Weights of the same
     model at another image size or sequence length are resized; Toeplitz matrices can become dense ones.
     """
-    read, channels = start.model.spec.input_channels, model.spec.input_channels
-    if None not in (read, channels) and read != channels:
+    start_channels, channels = start.model.spec.input_channels, model.spec.input_channels
+    if None not in (start_channels, channels) and start_channels != channels:
         raise UserError(
-            f"{start.name} reads images with {plural(read, 'channel')}, those of the run have {channels}: train "
-            "a model from random weights, such as --model mixer_nano"
+            f"{start.name} reads images with {plural(start_channels, 'channel')}, those of the run have {channels}: "
+            "train a model from random weights, such as --model mixer_nano"
         )
     source = resized(start.model, model.spec)
     source |= dense_matrices(model, source)
@@ -86,12 +86,13 @@ def transfer(model: Model, start: Start, classes: Sequence[str] = ()) -> list[st
     prefixes = (*HEAD_PREFIXES, *heads)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in source.items()}
-    known = start.preprocessing.class_names if start.preprocessing else ()
-    renamed = [] if not (known and classes) or are_same_classes(classes, known) else class_scores(model)
+    start_classes = start.preprocessing.class_names if start.preprocessing else ()
+    keeps_scores = not (start_classes and classes) or are_same_classes(classes, start_classes)
+    scores = [] if keeps_scores else class_scores(model)
     fresh = [
         name
         for name, shape in shapes.items()
-        if name.startswith(prefixes) and (given.get(name) != shape or name in renamed)
+        if name.startswith(prefixes) and (given.get(name) != shape or name in scores)
     ]
     body = {name: shape for name, shape in shapes.items() if name not in fresh}
     others = {name for name in given if name not in body and not name.startswith(prefixes)}
@@ -109,8 +110,8 @@ def class_scores(model: Model) -> list[str]:
     """Keys of the layer that computes the class scores, the last linear one of the head; empty without a head."""
     head = model.parts().get("head")
     layers = [] if head is None else [*model.get_submodule(head).named_modules(prefix=head)]
-    found = [(path, layer) for path, layer in layers if isinstance(layer, nn.Linear)]
-    return [f"{path}.{name}" for path, layer in found[-1:] for name, _ in layer.named_parameters()]
+    linear = [(path, layer) for path, layer in layers if isinstance(layer, nn.Linear)]
+    return [f"{path}.{name}" for path, layer in linear[-1:] for name, _ in layer.named_parameters()]
 
 
 def resized(model: Model, like: ModelSpec) -> dict[str, Tensor]:
@@ -136,10 +137,10 @@ def with_length_of(spec: ModelSpec, like: ModelSpec) -> ModelSpec:
 
 def dense_matrices(model: Model, source: dict[str, Tensor]) -> dict[str, Tensor]:
     """Token matrices that are dense in `model` and Toeplitz in `source`."""
-    found = {}
+    matrices = {}
     for path, module in model.named_modules():
         if isinstance(module, TokenProjection) and isinstance(module.spec, Dense):
             weight, toeplitz = source.get(f"{path}.weight"), Toeplitz()
             if weight is not None and tuple(weight.shape) == toeplitz.shape(module.tokens, module.causal):
-                found[f"{path}.weight"] = toeplitz.matrix(weight, 0, module.tokens, module.causal).contiguous()
-    return found
+                matrices[f"{path}.weight"] = toeplitz.matrix(weight, 0, module.tokens, module.causal).contiguous()
+    return matrices

@@ -173,7 +173,8 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
     tensors = unwrap(content)
     if not isinstance(tensors, dict) or not tensors:
         raise UserError(f"{file} contains no state dict: save model.state_dict()")
-    return check_tensors(file, tensors)
+    check_tensors(file, tensors)
+    return copy_tied(tensors)
 
 
 def check_archive(file: Path) -> None:
@@ -222,7 +223,7 @@ def unwrap(content: Any) -> Any:
     return content
 
 
-def check_tensors(file: Path, tensors: dict[Any, Any]) -> dict[str, Tensor]:
+def check_tensors(file: Path, tensors: dict[Any, Any]) -> None:
     """Check that all values are plain tensors, and that their total size is plausible for the file: an expanded view
     may claim any size, and tied tensors are stored once.
     """
@@ -233,14 +234,17 @@ def check_tensors(file: Path, tensors: dict[Any, Any]) -> dict[str, Tensor]:
             raise UserError(f"{file}: {name} is not a plain tensor")
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > MAX_EXPANSION * file.stat().st_size:
         raise UserError(f"{file} is damaged: its tensors declare more elements than the file holds")
-    found: dict[str, Tensor] = {}
+
+
+def copy_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without gradient; those that share their storage with an earlier one are copied."""
+    independent: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        # Copy tied tensors, so that they are independent.
         pointer = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.detach().clone() if pointer in seen else tensor.detach()
+        independent[name] = tensor.detach().clone() if pointer in seen else tensor.detach()
         seen.add(pointer)
-    return found
+    return independent
 
 
 def write_pickle(file: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """Image augmentation for whole batches, on the device of the images.
 
-augment = Augment((HorizontalFlip(), Translate(4), RandAugment()))
-images = augment(images, generator)
+>>> augment = Augment((HorizontalFlip(), Translate(4), RandAugment()))
+>>> images = augment(images, generator)
 """
 
 from __future__ import annotations

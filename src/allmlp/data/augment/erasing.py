@@ -38,10 +38,10 @@ class RandomErasing(Transform):
 
     def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
         channels, height, width = images.shape[1:]
-        rows, columns, found = random_boxes(height, width, self.scale, self.ratio, uniforms[:, 4:], margin=1)
+        rows, columns, fits = random_boxes(height, width, self.scale, self.ratio, uniforms[:, 4:], margin=1)
         top = uniform_integer(uniforms[:, 1], height - rows + 1)
         left = uniform_integer(uniforms[:, 2], width - columns + 1)
-        erased = box_mask(top, left, torch.where(found & (uniforms[:, 0] < self.p), rows, 0), columns, images)
+        erased = box_mask(top, left, torch.where(fits & (uniforms[:, 0] < self.p), rows, 0), columns, images)
         mean, std = (constant(values, images.device)[:, None, None] for values in (self.mean, self.std))
         if self.mode == "mean":
             return torch.where(erased, mean.to(images.dtype), images)

@@ -145,13 +145,13 @@ class RandomResizedCrop(Transform):
 
     def boxes(self, height: int, width: int, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Top, left, height and width of each image's box: integers as floats, each b."""
-        rows, columns, found = random_boxes(height, width, self.scale, self.ratio, uniforms[:, : 2 * MAX_TRIES])
+        rows, columns, fits = random_boxes(height, width, self.scale, self.ratio, uniforms[:, : 2 * MAX_TRIES])
         ratio = width / height
         most_rows = min(height, round(width / self.ratio[0])) if ratio < self.ratio[0] else height
         most_columns = min(width, round(height * self.ratio[1])) if ratio > self.ratio[1] else width
-        rows, columns = torch.where(found, rows, most_rows), torch.where(found, columns, most_columns)
-        top = torch.where(found, uniform_integer(uniforms[:, -2], height - rows + 1), (height - most_rows) // 2)
-        left = torch.where(found, uniform_integer(uniforms[:, -1], width - columns + 1), (width - most_columns) // 2)
+        rows, columns = torch.where(fits, rows, most_rows), torch.where(fits, columns, most_columns)
+        top = torch.where(fits, uniform_integer(uniforms[:, -2], height - rows + 1), (height - most_rows) // 2)
+        left = torch.where(fits, uniform_integer(uniforms[:, -1], width - columns + 1), (width - most_columns) // 2)
         return top, left, rows, columns
 
 

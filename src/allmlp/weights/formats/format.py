@@ -123,13 +123,13 @@ def check_supported(config: Mapping[str, Any], required: Mapping[str, Any]) -> N
 
 
 def count_blocks(shapes: Shapes, pattern: str) -> int:
-    return len({found.group(1) for name in shapes if (found := re.match(pattern, name))})
+    return len({match.group(1) for name in shapes if (match := re.match(pattern, name))})
 
 
 def check_sizes(config: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    for name, found in sizes.items():
-        if config.get(name, found) != found:
-            raise UserError(f"its configuration has {name} {config[name]!r}, its weights have {found}")
+    for name, size in sizes.items():
+        if config.get(name, size) != size:
+            raise UserError(f"its configuration has {name} {config[name]!r}, its weights have {size}")
 
 
 def infer_img_size(tokens: int, patch_size: list[int], config: Mapping[str, Any]) -> tuple[int, int]:

@@ -161,13 +161,13 @@ class HuggingFace(Format):
             return series.normalize_keys(tensors)
         if not any(re.match(r"(bert\.|vit\.)?embeddings\.", name) for name in tensors):
             return causal.normalize_keys(tensors)
-        found = rename_keys(tensors, KEY_VARIANTS)
-        found.pop("embeddings.position_ids", None)
+        renamed = rename_keys(tensors, KEY_VARIANTS)
+        renamed.pop("embeddings.position_ids", None)
         for name, copied in (("decoder.weight", f"{WORD_EMBEDDINGS}.weight"), ("decoder.bias", "cls.predictions.bias")):
-            copy, first = found.get(f"cls.predictions.{name}"), found.get(copied)
+            copy, first = renamed.get(f"cls.predictions.{name}"), renamed.get(copied)
             if copy is not None and first is not None and copy.dtype == first.dtype and torch.equal(copy, first):
-                del found[f"cls.predictions.{name}"]
-        return found
+                del renamed[f"cls.predictions.{name}"]
+        return renamed
 
     def preprocessing(
         self, family: str, spec: Encoder | SeriesEncoder, config: Mapping[str, Any]
@@ -236,12 +236,12 @@ class HuggingFace(Format):
     ) -> dict[str, Any]:
         if isinstance(spec, SeriesEncoder):
             return {CONFIG: series.configuration(spec)}
-        found = {CONFIG: configuration(spec, preprocessing)}
+        files = {CONFIG: configuration(spec, preprocessing)}
         if isinstance(preprocessing, ImagePreprocessing) and isinstance(spec.stem, PatchEmbed):
             size = dict(zip(("height", "width"), spec.stem.img_size))
             pixels = {"image_mean": preprocessing.mean, "image_std": preprocessing.std, "size": size}
-            found[IMAGE_PROCESSOR] = {"image_processor_type": "ViTImageProcessor", **pixels}
-        return found
+            files[IMAGE_PROCESSOR] = {"image_processor_type": "ViTImageProcessor", **pixels}
+        return files
 
     def write(self, path: Path, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
         """Write a folder for from_pretrained of transformers. With a head, the keys of the body have a prefix."""
@@ -344,9 +344,9 @@ def class_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors of a folder, which may be in several files."""
-    found = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if found is not None:
-        return read(found)
+    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if file is not None:
+        return read(file)
     index = next((folder / name for name in INDEXES if (folder / name).is_file()), None)
     if index is None:
         raise UserError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
@@ -379,12 +379,12 @@ def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if the file does not exist."""
     written = read_text(file)
     try:
-        found = json.loads(written, parse_int=whole_number) if written else {}
+        content = json.loads(written, parse_int=whole_number) if written else {}
     except (ValueError, RecursionError) as reason:
         raise UserError(f"cannot read {file}: {one_line(reason)}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{file} is not a JSON object")
-    return found
+    return content
 
 
 def whole_number(digits: str) -> float:
@@ -399,8 +399,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         return {}
     kind = config.get("model_type")
     if kind not in (None, *MODEL_TYPES):
-        known = ", ".join(map(repr, MODEL_TYPES))
-        raise UserError(f"{folder / CONFIG} has the model_type {kind!r}: only {known} are supported")
+        supported = ", ".join(map(repr, MODEL_TYPES))
+        raise UserError(f"{folder / CONFIG} has the model_type {kind!r}: only {supported} are supported")
     return config | {IMAGE_PROCESSOR: read_json(folder / IMAGE_PROCESSOR)}
 
 

@@ -84,15 +84,15 @@ REQUIRED = {
 
 def normalize_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Drop the prefix of a model with a head, buffers, and the copy of a tied embedding."""
-    found = {re.sub(r"^(transformer|model)\.", "", name): tensor for name, tensor in tensors.items()}
-    embedding = found.get("wte.weight", found.get("embed_tokens.weight"))
-    if embedding is None or len(found) < len(tensors):
+    renamed = {re.sub(r"^(transformer|model)\.", "", name): tensor for name, tensor in tensors.items()}
+    embedding = renamed.get("wte.weight", renamed.get("embed_tokens.weight"))
+    if embedding is None or len(renamed) < len(tensors):
         return dict(tensors)
-    found = {name: tensor for name, tensor in found.items() if not BUFFERS.fullmatch(name)}
-    head = found.get(HEAD)
+    renamed = {name: tensor for name, tensor in renamed.items() if not BUFFERS.fullmatch(name)}
+    head = renamed.get(HEAD)
     if head is not None and head.dtype == embedding.dtype and torch.equal(head, embedding):
-        del found[HEAD]
-    return found
+        del renamed[HEAD]
+    return renamed
 
 
 def keys(family: str, name: str) -> tuple[str, ...]:
@@ -241,11 +241,11 @@ def token_ids(tokenizer: str) -> dict[str, Any]:
     known are null: transformers would use the ids of the published models, which are other tokens here.
     """
     try:
-        known = {token["content"]: token["id"] for token in json.loads(tokenizer)["added_tokens"]}
+        ids = {token["content"]: token["id"] for token in json.loads(tokenizer)["added_tokens"]}
     except (ValueError, TypeError, KeyError):  # `write` copies the file as it is
-        known = {}
-    start = next((known[token] for token in (CLS_TOKEN, *START_TOKENS) if token in known), None)
-    ends = [known[token] for token in (SEP_TOKEN, *END_TOKENS) if token in known][:1]
-    ends += [known[token] for token in TURN_ENDS if token in known]
+        ids = {}
+    start = next((ids[token] for token in (CLS_TOKEN, *START_TOKENS) if token in ids), None)
+    ends = [ids[token] for token in (SEP_TOKEN, *END_TOKENS) if token in ids][:1]
+    ends += [ids[token] for token in TURN_ENDS if token in ids]
     end = ends if len(ends) > 1 else next(iter(ends), None)
-    return {"bos_token_id": start, "eos_token_id": end, "pad_token_id": known.get(PAD_TOKEN)}
+    return {"bos_token_id": start, "eos_token_id": end, "pad_token_id": ids.get(PAD_TOKEN)}

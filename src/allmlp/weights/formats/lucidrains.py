@@ -66,12 +66,12 @@ class Lucidrains(Format):
 
     def normalize_keys(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Replace every circulant gate by its matrix: W[i, j] = w[n - 1 - (i - j)] x[i] y[j] for j <= i, else 0."""
-        found = dict(tensors)
+        renamed = dict(tensors)
         gates = [name.removesuffix("circulant_pos_x") for name in tensors if name.endswith(".sgu.circulant_pos_x")]
         given = sum(tensor.numel() for tensor in tensors.values())
         budget = SLACK_BYTES + MAX_EXPANSION * given
         for gate in gates:
-            parts = [found.pop(gate + part, None) for part in ("weight", "circulant_pos_x", "circulant_pos_y")]
+            parts = [renamed.pop(gate + part, None) for part in ("weight", "circulant_pos_x", "circulant_pos_y")]
             weight, x, y = parts
             if weight is None or x is None or y is None or not weight.shape == x.shape == y.shape or weight.dim() != 2:
                 raise UserError(f"{gate}weight and its circulant_pos_x and circulant_pos_y have incompatible shapes")
@@ -81,8 +81,8 @@ class Lucidrains(Format):
                     f"{gate}weight expands to a matrix over {weight.shape[1]:,} tokens, which is too large for this "
                     "file"
                 )
-            found[gate + "weight"] = causal_toeplitz(weight) * x[:, :, None] * y[:, None, :]
-        return found
+            renamed[gate + "weight"] = causal_toeplitz(weight) * x[:, :, None] * y[:, None, :]
+        return renamed
 
     def keys(self, family: str, name: str, spec: Encoder) -> tuple[str, ...]:
         block, module, parameter = NativeName.of(name)
