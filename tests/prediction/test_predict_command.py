@@ -58,6 +58,18 @@ def test_files_screen_and_python_agree_to_the_bit(images: Path, photos: Path, tm
     assert not [file.name for file in tmp_path.iterdir() if file.name.startswith(".")], "no temporary files are left"
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_texts_with_line_ends_of_any_kind_stay_whole(
+    texts: Path, suffix: str, tmp_path: Path, command: Command
+) -> None:
+    ends = ["the cat\rsat", "the cat\r\nsat", "the cat\nsat", "the cat sat"]
+    with open(tmp_path / "in.csv", "w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["text", "id"], *zip(ends, ["1\r2", "", "b", "c"])])
+    out = tmp_path / f"out.{suffix}"
+    assert command("predict", texts, tmp_path / "in.csv", "--keep", "id", "--out", out, "--device", "cpu")[0] == 0
+    assert [(row["input"], row["id"]) for row in read_csv(out)] == [*zip(ends, ["1\r2", "", "b", "c"])]
+
+
 def test_the_summary_counts_every_input() -> None:
     counts = Counter("aaabbccddeefg")
     assert most_frequent(counts) == "3 a, 2 b, 2 c, 2 d, 2 e, 2 with other labels"

@@ -187,9 +187,14 @@ def write_file(file: Path, writers: dict[str, Callable[[Path], None]]) -> None:
 
 def write_csv(file: Path, columns: Iterable[str], records: Iterable[Record], separator: str) -> None:
     with open(file, "w", encoding="utf8", errors="backslashreplace", newline="") as target:
-        writer = csv.DictWriter(target, list(columns), delimiter=separator, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
+        names = list(columns)
+        # A carriage return ends a row for readers, but before Python 3.13 it is only quoted if all cells are.
+        writers = [
+            csv.DictWriter(target, names, delimiter=separator, lineterminator="\n", quoting=quoting)
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        ]
+        for row in chain([dict(zip(names, names))], records):
+            writers[any("\r" in cell for cell in row.values() if isinstance(cell, str))].writerow(row)
 
 
 def write_json_lines(file: Path, objects: Iterable[Record]) -> None:
