@@ -183,7 +183,8 @@ def known_classes(items: Any) -> tuple[str, ...]:
     """Class names of torchvision and Hugging Face datasets; other values of attributes with these names are ignored."""
     features, classes = getattr(items, "features", None), getattr(items, "classes", None)
     features = features if isinstance(features, Mapping) else {}
-    for column in (*(key for key in LABEL_KEYS if key in features), *features):
+    label = next((key for key in LABEL_KEYS if key in features), None)
+    for column in features if label is None else (label,):  # the names of another column are not those of the labels
         if getattr(features[column], "names", None):
             return tuple(features[column].names)
     names = [*classes] if isinstance(classes, (list, tuple, Mapping, np.ndarray)) else []
