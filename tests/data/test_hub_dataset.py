@@ -104,6 +104,20 @@ def test_columns_and_splits_are_found(library: dict[str, Any]) -> None:
     assert len(read("x/y").test) == 1 and len(read("x/y", test_split="test").test) == 2
 
 
+def test_a_column_called_label_is_that_of_the_labels(library: dict[str, Any]) -> None:
+    """Another one, whose classes have names, was taken where the labels are words."""
+    train = table(["dog", "cat"] * 10)
+    train.features, train.columns = (
+        {"view": ClassLabel(["front", "back"]), **train.features},
+        {"view": [0] * 20, **train.columns},
+    )
+    library["x"] = {"train": train}
+    assert read("x").class_names == ("cat", "dog")
+    assert read("x", label_column="view").class_names == ("front", "back")
+    del train.features["label"]
+    assert read("x").class_names == ("front", "back")
+
+
 def test_all_images_are_evaluated_without_a_test_split(library: dict[str, Any], tmp_path: Path) -> None:
     image_folder(tmp_path)
     names = ClassLabel([*CLASSES])

@@ -56,7 +56,7 @@ class HubDataset(Data):
         images = [name for name, feature in features.items() if isinstance(feature, library.Image)]
         image = self.image_column or next(iter(images), "image")
         labels = [name for name, feature in features.items() if isinstance(feature, library.ClassLabel)]
-        label = self.label_column or next(iter(labels), "label")
+        label = self.label_column or ("label" if "label" in features else next(iter(labels), "label"))
         for column in (image, label):
             lookup(column, features, f"column of {self.name}")
         if image not in images:
