@@ -219,6 +219,12 @@ def test_pixels(channels: int, tmp_path: Path) -> None:
 
     opened = [Image.open(file) for file in files]
     assert torch.equal(processor(opened, return_tensors="pt").pixel_values, expected)
+    assert torch.equal(processor([*map(str, files)], return_tensors="pt").pixel_values, expected), "as files"
+    deep = tmp_path / "deep.png"
+    Image.fromarray(np.arange(96, dtype=np.uint16).reshape(8, 12) * 600).save(deep)
+    wanted = Normalize(preprocessing.mean, preprocessing.std)(read_images([deep], (8, 12), preprocessing))
+    for given in (deep, str(deep), [Image.open(deep)]):
+        assert torch.equal(processor(given, return_tensors="pt").pixel_values, wanted)
     array = np.asarray(scene(70, 31))
     assert torch.equal(processor(array, return_tensors="pt").pixel_values, expected[:1])
     allmlp.hf.wrap(folder).save_pretrained(tmp_path / "saved")
