@@ -121,6 +121,22 @@ def test_fast_is_chosen_for_many_images(
     assert chosen == [True, False, False]
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_kept_columns_with_names_of_the_answer(texts: Path, suffix: str, tmp_path: Path, command: Command) -> None:
+    """As in a file that was written by an earlier call."""
+    names = ["label", "input_label", "p(cat)", "predictions", "probabilities", "id"]
+    cells = [f"{number}" for number in range(len(names))]
+    (tmp_path / "in.csv").write_text(f"text,{','.join(names)}\nthe cat sat,{','.join(cells)}\n")
+    options = [*(option for name in names for option in ("--keep", name)), "--probabilities", "--device", "cpu"]
+    out = tmp_path / f"out.{suffix}"
+    assert command("predict", texts, tmp_path / "in.csv", *options, "--out", out)[0] == 0
+    (row,) = read_csv(out) if suffix == "csv" else [json.loads(out.read_text())]
+    new = ["input_input_label", "input_label", "input_p(cat)", "input_predictions", "input_probabilities", "id"]
+    assert [row[name] for name in new] == cells and row["label"] in CLASSES
+    found = row["probabilities"] if suffix == "jsonl" else {name: float(row[f"p({name})"]) for name in CLASSES}
+    assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+
+
 def test_all_values_of_a_regression_beside_kept_columns(photos: Path, tmp_path: Path, command: Command) -> None:
     """A kept column of the name of a value, which is what to compare it with, was once written over."""
     model = image_folder(tmp_path / "model")

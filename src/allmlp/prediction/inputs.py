@@ -41,7 +41,7 @@ TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst")
 SHARD_SUFFIX = ".tar"
 PEEKED_ROWS = 20
 """Rows whose image files are looked up before the others are listed."""
-OWN_COLUMNS = re.compile(r"input|features|error|(label|probability)(_\d+)?")
+OWN_COLUMNS = re.compile(r"input|features|error|predictions|probabilities|(label|probability)(_\d+)?")
 """Names of columns of the output."""
 
 
@@ -78,7 +78,11 @@ class Columns(NamedTuple):
     @property
     def kept(self) -> dict[str, str]:
         """Names of kept columns in the table -> in the output, where a column `label` becomes `input_label`."""
-        return {name: f"input_{name}" if OWN_COLUMNS.fullmatch(name) else name for name in self.keep}
+        return {name: self.kept_name(name) if OWN_COLUMNS.fullmatch(name) else name for name in self.keep}
+
+    def kept_name(self, column: str) -> str:
+        new = f"input_{column}"
+        return self.kept_name(new) if new in self.keep else new
 
 
 class Inputs:

@@ -35,8 +35,8 @@ SETTINGS, INPUTS = b"allmlp.settings", b"allmlp.inputs"
 class AnswerTable(NamedTuple):
     """Conversion of predictions to rows: input, kept columns, label, probability, label_2, probability_2, ..., error.
 
-    The answer of a regression is a column per value; a kept column of the same name is `input_NAME`. With
-    `probabilities`, a column per class has its probability. An answer that is less probable than `threshold` has no
+    The answer of a regression is a column per value. With `probabilities`, a column per class has its probability. A
+    kept column with the name of one of these is `input_NAME`. An answer that is less probable than `threshold` has no
     label.
     """
 
@@ -60,7 +60,8 @@ class AnswerTable(NamedTuple):
         return {"input": str, **dict.fromkeys(map(self.kept_name, self.keep), str), **answer, "error": str}
 
     def kept_name(self, column: str) -> str:
-        return f"input_{column}" if self.is_regression and column in self.labels else column
+        numbers = self.labels if self.is_regression else (f"p({label})" for label in self.labels if self.probabilities)
+        return f"input_{column}" if column in numbers else column
 
     def start(self, answer: Answer) -> Record:
         """Cells before the answer."""
