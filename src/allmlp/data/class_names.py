@@ -131,10 +131,11 @@ def match_classes(
     return ClassMatch(names, [order[number] for number in first], labels)
 
 
-def read_class_table(file: str) -> dict[str, list[str]]:
+def read_class_table(file: str, data: Sequence[str] = ()) -> dict[str, list[str]]:
     """Read a table with classes of the data in the first column and of the model, by name or number, in the second.
 
-    A class of the data may have several rows; with an empty second cell, it is left out.
+    A class of the data may have several rows; with an empty second cell, it is left out. A first line with one of the
+    classes of `data`, which would be lost as the names of the columns, is an error.
     """
     table, found = read_table(file), dict[str, list[str]]()
     if len(table.columns) < 2:
@@ -142,4 +143,7 @@ def read_class_table(file: str) -> dict[str, list[str]]:
     for row in table:
         name, target, *_ = row.values()
         found.setdefault(name.strip(), []).append(target.strip())
+    first = table.columns[0]
+    if table.header and first in data and first not in found:
+        raise UserError(f"{file} begins with the class {first!r}: name the columns in a line before it, data,model")
     return found
