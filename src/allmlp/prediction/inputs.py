@@ -376,11 +376,13 @@ def text_columns(table: Table, wanted: Columns, questions: bool, known: tuple[st
 def as_items(inputs: Any, kind: ModelInputs, context: str = "") -> Iterator[Item]:
     """The inputs of a call from Python: one or a sequence. Paths may be anything that the command line takes.
 
-    For a text model a string is a text, whatever it looks like, a pair of strings is a pair, and a `Path` is a file.
+    For a text model a string is a text, whatever it looks like, a pair of strings is a pair, and a `Path` is a file. A
+    pair alone is one input of a model that was trained on pairs, and two texts for others or with a `context`.
     """
-    reads = kind.reads
+    reads, reads_pairs = kind.reads, not context and (kind.questions or len(kind.trained_on) > 1)
     is_array = getattr(inputs, "ndim", 4) < 4
-    single = isinstance(inputs, (str, os.PathLike, bytes)) or hasattr(inputs, "getexif") or is_array
+    is_pair = reads_pairs and isinstance(inputs, tuple) and [*map(type, inputs)] == [str, str]
+    single = isinstance(inputs, (str, os.PathLike, bytes)) or hasattr(inputs, "getexif") or is_array or is_pair
     try:
         sources = iter([inputs] if single else inputs)
     except TypeError:
