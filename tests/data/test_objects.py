@@ -446,6 +446,13 @@ def test_class_names_are_not_those_of_another_column() -> None:
     assert isinstance(dataset, LabeledTextDataset) and dataset.class_names == ("0", "1")
 
 
+def test_classes_of_texts_with_one_name_are_refused() -> None:
+    """The examples of the first became those of the second."""
+    rows = [(f"the film {number} was {word}", label) for number in range(8) for label, word in enumerate("abc")]
+    with pytest.raises(UserError, match=r"builtins\.list has two classes called 'crane': give them different"):
+        Data.of(rows, class_names=["crane", "bird", "crane"]).load()
+
+
 def test_an_empty_text_is_refused() -> None:
     with pytest.raises(UserError, match=r"item 1 of builtins\.list has an empty text"):
         Data.of([("a fine film", 1), ("  ", 0), ("a bore", 0)]).load()

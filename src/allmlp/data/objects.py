@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -219,6 +220,8 @@ class ObjectTextData(ObjectData, TextData):
         train, test, validation, names = self.objects
         items = read_texts(train, self.name)
         names = names or class_names_of([item.label for item in items], self.name)
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise UserError(f"{self.name} has two classes called {twice[0]!r}: give them different class_names")
         rows = name_labels(items, self.name, names)
         if len({row.label for row in rows}) < 2:
             raise UserError(f"{self.name} has only one class: at least two are needed")
