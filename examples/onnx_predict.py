@@ -20,7 +20,12 @@ from PIL import Image, ImageOps
 
 def read_image(file: str, height: int, width: int, preprocessing: dict) -> np.ndarray:
     """The center crop of an image at the model's size, normalized, [C, H, W]."""
-    image = ImageOps.exif_transpose(Image.open(file)).convert("RGB" if len(preprocessing["mean"]) == 3 else "L")
+    image = ImageOps.exif_transpose(Image.open(file))
+    if image.mode.startswith("I"):  # of 16 bits the upper 8 are used
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.has_transparency_data:  # transparent pixels become white
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    image = image.convert("RGB" if len(preprocessing["mean"]) == 3 else "L")
     tall, broad = (math.floor(side / preprocessing["crop_pct"]) for side in (height, width))
     if tall * image.width >= broad * image.height:
         broad = max(broad, tall * image.width // image.height)

@@ -76,7 +76,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def classify(model: Exported, text: str, pair: str | None, top_k: int) -> str:
     """The most probable classes of a text, or of a pair of texts."""
-    first, second = model.encode(text), model.encode(pair) if pair else []
+    first, second = model.encode(text.strip()), model.encode(pair.strip()) if pair else []
     room = model.seq_len - (3 if second else 2)
     keep = max(min(len(first), room - room // 2), min(len(first), room - len(second)))
     begin = [model.start, *first[:keep], model.end]
@@ -133,7 +133,7 @@ def main() -> None:
         if task == "classes":
             print(f"{text}: {classify(model, text, options.pair, options.top_k)}")
         elif task == "translation":
-            source = model.pad_row([*model.encode(text)[: model.seq_len - 1], model.end])
+            source = model.pad_row([*model.encode(text.strip())[: model.seq_len - 1], model.end])
             names = [value.name for value in model.session.get_outputs()]
             fixed = dict(zip(names, model.run(source))) | {"mask": source["mask"]}
             # The last position of a decoder is never trained, and the end of the text takes one.

@@ -625,6 +625,17 @@ def test_class_tables(tmp_path: Path) -> None:
         match_classes(["a", "b"], ("cat", "dog"), {"a": ["cat", "dog"], "b": ["dog"]})
 
 
+def test_a_table_of_classes_without_names_of_its_columns(model: Path, tmp_path: Path) -> None:
+    """Its first line was lost, and the class evaluated by its own name."""
+    data, table = photos(tmp_path / "photos", ("cat", "dog")), tmp_path / "classes.csv"
+    table.write_text("cat,ship\ndog,dog\n")
+    with pytest.raises(allmlp.UserError, match=r"classes\.csv begins with the class 'cat': name the columns"):
+        evaluate_model(str(model), str(data), classes=str(table), device="cpu")
+    table.write_text("data,model\ncat,ship\ndog,dog\n")
+    found = evaluate_model(str(model), str(data), classes=str(table), device="cpu")
+    assert [row.name for row in found.class_results] == ["dog", "ship"]
+
+
 def test_classes_that_differ_by_case_or_sign_alone_are_different() -> None:
     for names in (["-1", "0", "1"], ["A", "B", "a", "b"], ["C", "C-"]):
         assert match_classes(names, names).labels == list(range(len(names)))

@@ -146,9 +146,10 @@ def test_another_head(folders: dict[str, Path], saved: dict[str, Path], tmp_path
         labels = {key(number): names[number] for number in (3, *range(4, 12), 2, 0, 1)}
         named = allmlp.hf.wrap(folders["text"], "text-classification", id2label=labels)
         assert named.config.preprocessing().class_names == tuple(names), "by number, not by the order of the dictionary"
-    several = allmlp.hf.wrap(folders["text"], "text-classification", problem_type="multi_label_classification")
-    several.save_pretrained(tmp_path / "several")
-    assert allmlp.load(tmp_path / "several").preprocessing is None, "softmax would not give its probabilities"
+    for problem in ("multi_label_classification", "regression"):
+        several = allmlp.hf.wrap(folders["text"], "text-classification", problem_type=problem)
+        several.save_pretrained(tmp_path / problem)
+        assert allmlp.load(tmp_path / problem).preprocessing is None, "softmax would not give its probabilities"
 
 
 def test_loaded_parameters_of_a_module_stay(folders: dict[str, Path]) -> None:
@@ -219,6 +220,12 @@ def test_pixels(channels: int, tmp_path: Path) -> None:
 
     opened = [Image.open(file) for file in files]
     assert torch.equal(processor(opened, return_tensors="pt").pixel_values, expected)
+    assert torch.equal(processor([*map(str, files)], return_tensors="pt").pixel_values, expected), "as files"
+    deep = tmp_path / "deep.png"
+    Image.fromarray(np.arange(96, dtype=np.uint16).reshape(8, 12) * 600).save(deep)
+    wanted = Normalize(preprocessing.mean, preprocessing.std)(read_images([deep], (8, 12), preprocessing))
+    for given in (deep, str(deep), [Image.open(deep)]):
+        assert torch.equal(processor(given, return_tensors="pt").pixel_values, wanted)
     array = np.asarray(scene(70, 31))
     assert torch.equal(processor(array, return_tensors="pt").pixel_values, expected[:1])
     allmlp.hf.wrap(folder).save_pretrained(tmp_path / "saved")

@@ -182,6 +182,18 @@ def test_how_pictures_are_prepared_travels_along(tmp_path: Path) -> None:
     assert not (convert(str(tmp_path / "several"), str(tmp_path / "ours")) / "preprocessing.json").exists()
 
 
+def test_values_are_no_classes(tmp_path: Path) -> None:
+    labels = {"id2label": {0: "age", 1: "height"}, "label2id": {"age": 0, "height": 1}}
+    publish(tmp_path / "theirs", "ViTForImageClassification", problem_type="regression", **labels)
+    folder = convert(str(tmp_path / "theirs"), str(tmp_path / "ours"))
+    assert read_preprocessing(folder) == ImagePreprocessing((0.5,) * 3, (0.5,) * 3, ("age", "height"), task="values")
+    back = convert(str(folder), str(tmp_path / "back"), to="hf")
+    found = transformers.ViTConfig.from_pretrained(back)
+    assert found.problem_type == "regression" and found.id2label == labels["id2label"]
+    publish(tmp_path / "texts", "BertForSequenceClassification", problem_type="regression", **labels)
+    assert not (convert(str(tmp_path / "texts"), str(tmp_path / "ours")) / "preprocessing.json").exists()
+
+
 def test_the_names_in_memory_are_known_too(tmp_path: Path) -> None:
     """transformers 5 uses other names for the weights of a ViT than the published files."""
     for kind in ("ViTModel", "ViTForImageClassification", "BertForMaskedLM"):

@@ -294,7 +294,8 @@ def evaluate_classifier(predictor: Predictor, name: str, place: str, classes: st
     num_classes = predictor.probabilities(inputs.read(range(1))).shape[1]
     names = model_class_names(predictor.preprocessing.class_names, num_classes)
     numbers = {} if classes else imagenet_numbers(inputs.class_names, names)
-    match = match_classes(inputs.class_names, names, read_class_table(classes) if classes else numbers)
+    table = read_class_table(classes, inputs.class_names) if classes else numbers
+    match = match_classes(inputs.class_names, names, table)
     outputs = predictor_outputs(predictor, inputs, match, setup)
     kept = outputs.select(outputs.labels >= 0)
     if not len(kept.labels):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from allmlp.data.columns import label_order, split_for_testing
 from allmlp.data.dataset import Data, ImageDataset, labels_of
 from allmlp.data.encoded_images import EncodedImages
+from allmlp.data.hub_dataset import HubDataset
 from allmlp.data.image_files import ImageFiles, LabeledFile
 from allmlp.data.image_folder import ImageFolder, folders, only_folder, split_folders, used_folders
 from allmlp.data.image_table import ImageColumns, ImageTable, ImageTableReader
@@ -59,6 +60,9 @@ def image_inputs(data: Data, place: str, predictor: ImagePredictor) -> LabeledIn
             read_class_names(data.class_names_file) if data.class_names_file else tuple(map(str, range(count)))
         )
         title = f"the test shards of {place}" if tests and len(tests) < len(shards) else place
+    elif isinstance(data, HubDataset):
+        (*others, split), class_names = data.replace(img_size=predictor.img_size, decode=decode).read()
+        title = f"the test split of {place}" if others else place
     else:
         if hasattr(data, "decode"):
             data = data.replace(img_size=predictor.img_size, decode=decode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import struct
 import warnings
 
 import numpy as np
@@ -93,6 +94,21 @@ def test_sixteen_bits(kind: str) -> None:
     assert torch.equal(pixels[0], torch.from_numpy((values >> 8).astype(np.uint8))) and torch.equal(
         pixels[0], pixels[2]
     )
+
+
+@pytest.mark.parametrize(("bits", "zero"), [(8, "black"), (8, "white"), (12, "black"), (16, "black"), (16, "white")])
+def test_gray_levels_of_tiff(bits: int, zero: str) -> None:
+    """12 bits were almost black, and an image in which 0 is white was its negative, as scans and X-rays may be."""
+    values = np.linspace(0, 2**bits - 1, 64).astype(int)
+    data = int("".join(f"{value:0{bits}b}" for value in values), 2).to_bytes(8 * bits, "big")
+    data = values.astype("<u2").tobytes() if bits == 16 else data
+    tags = {256: 8, 257: 8, 258: bits, 259: 1, 262: zero == "black", 273: 8, 277: 1, 278: 8, 279: len(data)}
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items())
+    file = b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
+    wanted = values >> (bits - 8) if zero == "black" else 255 - (values >> (bits - 8))
+    for mode in ("rgb", "gray"):
+        pixels = decode_image(file, (8, 8), Decode(crop_pct=1.0, color=mode))  # type: ignore[arg-type]
+        assert pixels[0].flatten().tolist() == wanted.tolist()
 
 
 def test_transparent_is_white() -> None:

@@ -16,6 +16,9 @@ from allmlp.data.dataset import ImageDataset, labels_of
 from allmlp.data.decode import CorruptImage, Decode
 from allmlp.data.hub_dataset import HubDataset, HubImages
 from allmlp.errors import MissingExtra, UserError
+from allmlp.labeled_inputs import image_inputs
+from allmlp.prediction import ImagePredictor, open_predictor
+from folders import CLASSES, image_folder
 
 REAL = importlib.util.find_spec("datasets") is not None
 
@@ -99,6 +102,34 @@ def test_columns_and_splits_are_found(library: dict[str, Any]) -> None:
     assert labels.tolist() == [0, 1] and images[:, 2, 7, 7].tolist() == [11 * 37 % 256, 10 * 37 % 256]
     library["x/y"]["validation"] = table([1], names)
     assert len(read("x/y").test) == 1 and len(read("x/y", test_split="test").test) == 2
+
+
+def test_a_column_called_label_is_that_of_the_labels(library: dict[str, Any]) -> None:
+    """Another one, whose classes have names, was taken where the labels are words."""
+    train = table(["dog", "cat"] * 10)
+    train.features, train.columns = (
+        {"view": ClassLabel(["front", "back"]), **train.features},
+        {"view": [0] * 20, **train.columns},
+    )
+    library["x"] = {"train": train}
+    assert read("x").class_names == ("cat", "dog")
+    assert read("x", label_column="view").class_names == ("front", "back")
+    del train.features["label"]
+    assert read("x").class_names == ("front", "back")
+
+
+def test_all_images_are_evaluated_without_a_test_split(library: dict[str, Any], tmp_path: Path) -> None:
+    image_folder(tmp_path)
+    names = ClassLabel([*CLASSES])
+    library["x/y"] = {"train": table([0, 1, 2] * 8, names)}
+    predictor = open_predictor(tmp_path, device="cpu")
+    assert isinstance(predictor, ImagePredictor)
+    whole = image_inputs(HubDataset("x/y"), "hf:x/y", predictor)
+    assert whole.data == "hf:x/y" and whole.class_names == CLASSES and whole.labels.tolist() == [0, 1, 2] * 8
+    assert whole.read(range(24)).shape == (24, 3, 8, 12)
+    library["x/y"]["test"] = table([2, 1], names, start=30)
+    tested = image_inputs(HubDataset("x/y"), "hf:x/y", predictor)
+    assert tested.data == "the test split of hf:x/y" and tested.labels.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize(("labels", "classes"), [(["dog", "cat", "dog"], ("cat", "dog")), ([2, 0, 1], ("0", "1", "2"))])

@@ -230,6 +230,19 @@ def test_a_file_name_that_occurs_twice_needs_its_folder(tmp_path: Path) -> None:
     assert sum(map(len, names(read_table(table(tmp_path, "image,label", [f"a/{row}" for row in rows]))))) == 20
 
 
+@pytest.mark.parametrize("written", ["{}", "{}.png", "/elsewhere/photos/{}.png", "C:\\photos\\{}.png"])
+def test_a_missing_image_is_not_that_of_its_name_in_another_folder(written: str, tmp_path: Path) -> None:
+    """The row of a/0.png got the image b/0.png."""
+    files = [*(f"a/{n}" for n in range(1, 20)), "b/0", *(f"b/{n}" for n in range(20, 39))]
+    folder(tmp_path, [f"{file}.png" for file in files])
+    listed = [written.format(file.replace("/", "\\") if "\\" in written else file) for file in ("a/0", *files)]
+    rows = [f"{name},{file[0]}" for name, file in zip(listed, ("a/0", *files), strict=True)]
+    data = read_table(table(tmp_path, "image,label", rows))
+    found = [(file, data.class_names[label]) for part in splits(data) for file, label in zip(part.files, part.labels)]
+    assert sorted(found) == sorted((f"{file}.png", file[0]) for file in files)
+    assert f"skipped 1 image not in {tmp_path}: {listed[0]}" in data.notes
+
+
 def test_table_with_splits_and_other_columns(tmp_path: Path) -> None:
     folder(tmp_path, [f"{n}.png" for n in range(20)])
     rows = [f"{n}.png;{n};{n % 2};{'test' if n > 15 else 'train'}" for n in range(20)]

@@ -437,6 +437,22 @@ def test_class_names_are_those_of_the_column_of_labels() -> None:
     assert isinstance(dataset, LabeledTextDataset) and dataset.class_names == tuple("uvwxyz")
 
 
+def test_class_names_are_not_those_of_another_column() -> None:
+    class Table(list[Any]):
+        features = {"topic": SimpleNamespace(names=["news", "sport", "art"]), "label": SimpleNamespace()}  # noqa: RUF012
+
+    rows = [{"text": f"question {index}", "topic": index % 3, "label": index % 2} for index in range(48)]
+    dataset = Data.of(Table(rows)).load()
+    assert isinstance(dataset, LabeledTextDataset) and dataset.class_names == ("0", "1")
+
+
+def test_classes_of_texts_with_one_name_are_refused() -> None:
+    """The examples of the first became those of the second."""
+    rows = [(f"the film {number} was {word}", label) for number in range(8) for label, word in enumerate("abc")]
+    with pytest.raises(UserError, match=r"builtins\.list has two classes called 'crane': give them different"):
+        Data.of(rows, class_names=["crane", "bird", "crane"]).load()
+
+
 def test_an_empty_text_is_refused() -> None:
     with pytest.raises(UserError, match=r"item 1 of builtins\.list has an empty text"):
         Data.of([("a fine film", 1), ("  ", 0), ("a bore", 0)]).load()

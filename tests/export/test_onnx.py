@@ -158,9 +158,14 @@ def test_example_predicts_without_torch(exported: Callable[[str], Exported], tmp
 
     folder, _, (made,) = exported("mixer_s32")
     pixels = np.random.default_rng(0).integers(0, 256, (40, 61, 3), dtype=np.uint8)
-    images = [str(tmp_path / name) for name in ("wide.png", "tall.png")]
+    images = [str(tmp_path / name) for name in ("wide.png", "tall.png", "clear.png", "gray.png", "deep.png")]
     Image.fromarray(pixels).save(images[0])
     Image.fromarray(pixels[:, :21]).save(images[1])
+    transparent = Image.fromarray(pixels)
+    transparent.putalpha(60)
+    transparent.save(images[2])
+    Image.fromarray(pixels[:, :, 0]).save(images[3], transparency=int(pixels[0, 0, 0]))
+    Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 256).save(images[4])
     expected = allmlp.predict(folder / "model", [Path(image) for image in images])
     for line, predictions in zip(run_example(made.file, images), expected, strict=True):
         found = [part.split(" ") for part in line.split(": ")[1].split("  ")]

@@ -274,6 +274,18 @@ def test_a_string_from_python_is_a_text_and_a_path_a_file(tmp_path: Path, monkey
     assert [item.name for item in as_items(file, ModelInputs("texts"))] == [row["text"] for row in ROWS]
 
 
+def test_a_pair_alone_is_one_input_of_a_model_of_pairs() -> None:
+    def sources(inputs: Any, context: str = "", **kind: Any) -> list[Any]:
+        return [item.source for item in as_items(inputs, ModelInputs("texts", **kind), context)]
+
+    for kind in ({"questions": True}, {"trained_on": ("premise", "hypothesis")}):
+        assert sources(("a", "b"), **kind) == sources([("a", "b")], **kind) == [("a", "b")]
+        assert sources(("a", "b"), "c", **kind) == [("a", "c"), ("b", "c")]
+        assert sources(["a", "b"], **kind) == [("a", ""), ("b", "")]
+        assert sources((("a", "b"), ("c", "d")), **kind) == [("a", "b"), ("c", "d")]
+    assert sources(("a", "b"), trained_on=("text",)) == [("a", ""), ("b", "")]
+
+
 def test_which_model_an_input_is_for(photos: Path, tmp_path: Path) -> None:
     table = write(tmp_path / "t.csv", ROWS)
     pictures = write(photos / "list.csv", [{"photo": "0.png"}])

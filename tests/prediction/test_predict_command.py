@@ -58,6 +58,18 @@ def test_files_screen_and_python_agree_to_the_bit(images: Path, photos: Path, tm
     assert not [file.name for file in tmp_path.iterdir() if file.name.startswith(".")], "no temporary files are left"
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_texts_with_line_ends_of_any_kind_stay_whole(
+    texts: Path, suffix: str, tmp_path: Path, command: Command
+) -> None:
+    ends = ["the cat\rsat", "the cat\r\nsat", "the cat\nsat", "the cat sat"]
+    with open(tmp_path / "in.csv", "w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["text", "id"], *zip(ends, ["1\r2", "", "b", "c"])])
+    out = tmp_path / f"out.{suffix}"
+    assert command("predict", texts, tmp_path / "in.csv", "--keep", "id", "--out", out, "--device", "cpu")[0] == 0
+    assert [(row["input"], row["id"]) for row in read_csv(out)] == [*zip(ends, ["1\r2", "", "b", "c"])]
+
+
 def test_the_summary_counts_every_input() -> None:
     counts = Counter("aaabbccddeefg")
     assert most_frequent(counts) == "3 a, 2 b, 2 c, 2 d, 2 e, 2 with other labels"
@@ -107,6 +119,22 @@ def test_fast_is_chosen_for_many_images(
     ):
         assert command(*arguments, "--device", "cpu")[0] == 0
     assert chosen == [True, False, False]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_kept_columns_with_names_of_the_answer(texts: Path, suffix: str, tmp_path: Path, command: Command) -> None:
+    """As in a file that was written by an earlier call."""
+    names = ["label", "input_label", "p(cat)", "predictions", "probabilities", "id"]
+    cells = [f"{number}" for number in range(len(names))]
+    (tmp_path / "in.csv").write_text(f"text,{','.join(names)}\nthe cat sat,{','.join(cells)}\n")
+    options = [*(option for name in names for option in ("--keep", name)), "--probabilities", "--device", "cpu"]
+    out = tmp_path / f"out.{suffix}"
+    assert command("predict", texts, tmp_path / "in.csv", *options, "--out", out)[0] == 0
+    (row,) = read_csv(out) if suffix == "csv" else [json.loads(out.read_text())]
+    new = ["input_input_label", "input_label", "input_p(cat)", "input_predictions", "input_probabilities", "id"]
+    assert [row[name] for name in new] == cells and row["label"] in CLASSES
+    found = row["probabilities"] if suffix == "jsonl" else {name: float(row[f"p({name})"]) for name in CLASSES}
+    assert sum(found.values()) == pytest.approx(1, abs=1e-5)
 
 
 def test_all_values_of_a_regression_beside_kept_columns(photos: Path, tmp_path: Path, command: Command) -> None:

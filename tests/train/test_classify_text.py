@@ -17,7 +17,7 @@ from allmlp.cli import main
 from allmlp.data.corpus import Corpus
 from allmlp.data.labeled_text import LabeledText
 from allmlp.data.tokenizer import SPECIAL_TOKENS, TokenizerConfig, load_tokenizer
-from allmlp.layers import FirstTokenPool
+from allmlp.layers import ClassifierHead, FirstTokenPool
 from allmlp.models.bert import bert
 from allmlp.models.gmlp import gmlp_text
 from allmlp.optim import AdamW
@@ -25,6 +25,7 @@ from allmlp.prediction import open_predictor
 from allmlp.run import Budget, Run
 from allmlp.tasks.classify_text import ClassifyText, classify_texts
 from allmlp.tasks.masked_lm import MaskedLM
+from tiny import randomize
 from train.runs import one_special_token
 from train.test_train import losses
 
@@ -163,6 +164,23 @@ def test_predictions_read_padding_as_the_training_did(folder: Path, tmp_path: Pa
     torch.testing.assert_close(found.probabilities([(text, "") for text in texts]), wanted)
     features = model.head(found.embed([(texts[0], "")]).clone())  # type: ignore[operator]
     torch.testing.assert_close(features.softmax(1).detach(), wanted[:1])
+
+
+def test_white_space_around_a_text_does_not_count(folder: Path) -> None:
+    """Training leaves it out; tokenizers other than WordPiece have tokens for it."""
+    rows = (folder / "pairs.tsv").read_text().splitlines()[1:5]
+    pairs = [(first, second) for first, second, _ in (row.split("\t") for row in rows)]
+    words = TokenizerConfig("bpe", vocab_size=300).build([text for pair in pairs for text in pair])
+    spec = gmlp_text(2, 32, 64, seq_len=24, vocab_size=len(words))
+    model = allmlp.create(spec.replace(pool=FirstTokenPool(), head=ClassifierHead(3)), seed=0).eval()
+    randomize(model)
+    wanted = classify_texts(model, words, pairs)
+    found = classify_texts(model, words, [(f"  {first}\n", f"\t{second} ") for first, second in pairs])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    single = classify_texts(model, words, [(first, "") for first, _ in pairs])
+    assert (single - wanted).abs().max() > 1e-4
+    blank = classify_texts(model, words, [(first, " \n") for first, _ in pairs])
+    torch.testing.assert_close(blank, single, rtol=0, atol=0)
 
 
 def test_predictions_of_pairs_with_one_token_for_every_special_one(folder: Path, tmp_path: Path) -> None:

@@ -260,6 +260,7 @@ def test_unusual_sentences(trained: tuple[Path, dict[str, float]]) -> None:
     assert len(found) == len(odd) and found[0] == "" and found[-1] == "four one three"
     assert translate(model, tokenizer, odd[::-1] * 20, num_beams=2) == found[::-1] * 20
     assert translate(model, tokenizer, []) == []
+    assert translate(model, tokenizer, ["   drei eins vier \n\n"], num_beams=2) == ["four one three"], "as in training"
     with pytest.raises(UserError, match="takes a list of sentences"):
         translate(model, tokenizer, "drei")  # type: ignore[arg-type]
 

@@ -147,10 +147,11 @@ def corresponding_classes(
     return members
 
 
-def read_class_table(file: str) -> dict[str, list[str]]:
+def read_class_table(file: str, data: Sequence[str] = ()) -> dict[str, list[str]]:
     """Read a table with classes of the data in the first column and of the model, by name or number, in the second.
 
-    A class of the data may have several rows; with an empty second cell, it is left out.
+    A class of the data may have several rows; with an empty second cell, it is left out. A first line with one of the
+    classes of `data`, which would be lost as the names of the columns, is an error.
     """
     table, targets = read_table(file), dict[str, list[str]]()
     if len(table.columns) < 2:
@@ -158,4 +159,7 @@ def read_class_table(file: str) -> dict[str, list[str]]:
     for row in table:
         name, target, *_ = row.values()
         targets.setdefault(name.strip(), []).append(target.strip())
+    first = table.columns[0]
+    if table.header and first in data and first not in targets:
+        raise UserError(f"{file} begins with the class {first!r}: name the columns in a line before it, data,model")
     return targets

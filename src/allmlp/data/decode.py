@@ -28,6 +28,8 @@ from allmlp.spec import Range, Rate, Spec
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 MAX_TRIES = 10
+BITS_PER_SAMPLE, PHOTOMETRIC_INTERPRETATION = 258, 262
+"""Tags of TIFF."""
 
 Ratio = Annotated[float, Range(0.01, 100.0)]
 
@@ -42,7 +44,7 @@ class Decode(Spec):
     For evaluation an image is resized (bicubic) so that its short side is the model's size divided by `crop_pct`, then
     center-cropped. For training a random box is cropped (Szegedy et al. 2015), with area uniform in `scale` and
     width / height log-uniform in `ratio`. Transparent pixels become white; animations are read up to the first frame.
-    Of 16 bits per channel the upper 8 are used; pixels of 32 bits, whose range is unknown, are refused.
+    Of 12 or 16 bits per channel the upper 8 are used; pixels of 32 bits, whose range is unknown, are refused.
     """
 
     crop_pct: Annotated[float, Range(0.05, 1.0)] = 0.875
@@ -111,7 +113,7 @@ def decode_whole(data: bytes, decode: Decode) -> np.ndarray:
     with open_image(io.BytesIO(data), decode) as image:
         check_range(image)
         image.load()
-        return as_array(convert_mode(apply_orientation(image), decode.mode))
+        return as_array(upright(image, decode.mode))
 
 
 def as_tensor(pixels: np.ndarray) -> Tensor:
@@ -168,7 +170,7 @@ def crop_and_resize(image: Any, size: tuple[int, int], decode: Decode, uniforms:
     jpeg = image.format in ("JPEG", "MPO")
     if not jpeg:
         image.load()
-        image = apply_orientation(image)  # other formats report it only after loading
+        image = upright(image, decode.mode)  # other formats report the orientation only after loading
     rotated = jpeg and orientation(image) >= 5
     height, width = (image.width, image.height) if rotated else (image.height, image.width)
     box = None if uniforms is None else random_box(height, width, decode, uniforms)
@@ -177,11 +179,10 @@ def crop_and_resize(image: Any, size: tuple[int, int], decode: Decode, uniforms:
             reduced = reduction(height, width, box, size)
             image.draft(None, (image.width // reduced, image.height // reduced))
         image.load()
-        image = apply_orientation(image)
-    converted = convert_mode(image, decode.mode)
+        image = upright(image, decode.mode)
     if box is None:
-        return crop_center(converted, size, decode.crop_pct)
-    return crop_box(converted, (height, width), box, size)
+        return crop_center(image, size, decode.crop_pct)
+    return crop_box(image, (height, width), box, size)
 
 
 def reduction(height: int, width: int, box: Box, size: tuple[int, int]) -> int:
@@ -220,8 +221,8 @@ def orientation(image: Any) -> int:
         return 1
 
 
-def apply_orientation(image: Any) -> Any:
-    """Rotate or flip according to the EXIF orientation."""
+def upright(image: Any, mode: str) -> Any:
+    """A loaded image in a mode of 8 bits, rotated or flipped according to the EXIF orientation."""
     Transpose = require("PIL.Image", "train").Transpose
     how = {
         2: Transpose.FLIP_LEFT_RIGHT,
@@ -232,6 +233,7 @@ def apply_orientation(image: Any) -> Any:
         7: Transpose.TRANSVERSE,
         8: Transpose.ROTATE_90,
     }.get(orientation(image))
+    image = convert_mode(image, mode)
     return image if how is None else image.transpose(how)
 
 
@@ -242,11 +244,19 @@ def check_range(image: Any) -> None:
         raise CorruptImage("pixels of 32 bits, whose range is unknown: save it with 8 or 16 bits")
 
 
+def upper_bits(image: Any) -> np.ndarray:
+    """The upper 8 bits of gray levels of 16, or of the 12 that a TIFF file may have."""
+    tags = getattr(image, "tag_v2", {})
+    pixels = (np.asarray(image) >> (tags.get(BITS_PER_SAMPLE, (16,))[0] - 8)).astype(np.uint8)
+    # Pillow inverts a TIFF file in which 0 is white only if it has 8 bits or fewer.
+    return 255 - pixels if tags.get(PHOTOMETRIC_INTERPRETATION) == 0 else pixels
+
+
 def convert_mode(image: Any, mode: str) -> Any:
     """Convert to 8 bits per channel without alpha or palette."""
     Image = require("PIL.Image", "train")
     if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = Image.fromarray(upper_bits(image))
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from allmlp.data.dataset import Data, ImageDataset, Split
+from allmlp.data.dataset import Data, ImageDataset
 from allmlp.data.decode import CorruptImage, Decode, is_image
 from allmlp.data.encoded_images import EncodedImages, NumWorkers, image_dataset
 from allmlp.data.splits import divide
@@ -41,6 +41,14 @@ class HubDataset(Data):
     num_workers: NumWorkers = 0
 
     def load(self) -> ImageDataset:
+        (train, *tested), classes = self.read()
+        if tested:
+            return image_dataset((train, None, tested[0]), classes, self.decode)
+        made = divide(train, self.test_fraction, self.test_fraction, self.split_seed)
+        return image_dataset(made, classes, self.decode)
+
+    def read(self) -> tuple[list[HubImages], tuple[str, ...]]:
+        """The training split and, if the dataset has one, the test split; and the names of the classes."""
         library = require("datasets", "hub")
         tables = self.load_splits(library)
         train = lookup(self.train_split, tables, f"split of {self.name}")
@@ -51,7 +59,7 @@ class HubDataset(Data):
         images = images or [name for name, cell in train[0].items() if is_image(cell)]
         image = self.image_column or next(iter(images), "image")
         labels = [name for name, feature in features.items() if isinstance(feature, library.ClassLabel)]
-        label = self.label_column or next(iter(labels), "label")
+        label = self.label_column or ("label" if "label" in features else next(iter(labels), "label"))
         for column in (image, label):
             lookup(column, features, f"column of {self.name}")
         if image not in images:
@@ -60,16 +68,13 @@ class HubDataset(Data):
         classes = class_names(features[label], train[label])
         if len(classes) < 2:
             raise UserError(f"column {label!r} of {self.name} has fewer than two classes")
-        splits: list[Split] = []
+        splits = list[HubImages]()
         for name, table in ((self.train_split, train), *tested.items()):
             numbers = class_indices(table[label], classes, f"split {name!r} of {self.name}")
             encoded = table.cast_column(image, library.Image(decode=False))
             source = f"{self.name}, {name}"
             splits.append(HubImages(encoded, image, numbers, source, self.img_size, self.decode, self.num_workers))
-        if tested:
-            return image_dataset((splits[0], None, splits[1]), classes, self.decode)
-        made = divide(splits[0], self.test_fraction, self.test_fraction, self.split_seed)
-        return image_dataset(made, classes, self.decode)
+        return splits, classes
 
     def load_splits(self, library: Any) -> Any:
         """The splits by name, from the Hub, a local dataset or a folder written by `save_to_disk`."""

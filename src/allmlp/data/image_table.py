@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,23 +160,31 @@ class FileFinder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.paths: dict[str, str] | None = None
+        self.folders = set[str]()
+        """Names of the folders below the root, known after the first look at all files."""
 
     def find(self, name: str) -> str | None:
         written = dict.fromkeys((name, name.replace("\\", "/")))  # the table may have been made by Windows
         direct = (os.path.join(self.root, path) for path in written)
         if file := next(filter(os.path.isfile, direct), None):
             return file
-        if self.paths is None:
-            self.paths = self.list_names()
         plain = [os.path.normpath(path) for path in written]
-        return next(filter(None, map(self.paths.get, (*plain, *map(os.path.basename, plain)))), None)
+        return next(filter(None, (*map(self.paths.get, plain), *map(self.find_elsewhere, plain))), None)
 
-    def list_names(self) -> dict[str, str]:
+    def find_elsewhere(self, path: str) -> str | None:
+        """The file of this name, unless its folder is another one, and that of `path` is there without it."""
+        folder, name = os.path.split(path)
+        file, parent = self.paths.get(name), os.path.basename(folder)
+        is_other = file and parent in self.folders and os.path.basename(os.path.dirname(file)) != parent
+        return None if is_other else file
+
+    @cached_property
+    def paths(self) -> dict[str, str]:
         """Path without suffix, name, and name without suffix -> path; empty for ambiguous names."""
         paths: dict[str, str] = {}
         for folder, inner, names in os.walk(self.root):
             inner[:] = sorted(name for name in inner if not name.startswith("."))
+            self.folders.update(inner)
             for name in sorted(filter(is_image_name, names)):
                 path = os.path.join(folder, name)
                 stem = os.path.splitext(name)[0]

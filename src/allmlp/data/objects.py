@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -183,7 +184,8 @@ def known_classes(items: Any) -> tuple[str, ...]:
     """Class names of torchvision and Hugging Face datasets; other values of attributes with these names are ignored."""
     features, classes = getattr(items, "features", None), getattr(items, "classes", None)
     features = features if isinstance(features, Mapping) else {}
-    for column in (*(key for key in LABEL_KEYS if key in features), *features):
+    label = next((key for key in LABEL_KEYS if key in features), None)
+    for column in features if label is None else (label,):  # the names of another column are not those of the labels
         if getattr(features[column], "names", None):
             return tuple(features[column].names)
     names = [*classes] if isinstance(classes, (list, tuple, Mapping, np.ndarray)) else []
@@ -218,6 +220,8 @@ class ObjectTextData(ObjectData, TextData):
         train, test, validation, names = self.objects
         items = read_texts(train, self.name)
         names = names or class_names_of([item.label for item in items], self.name)
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise UserError(f"{self.name} has two classes called {twice[0]!r}: give them different class_names")
         rows = name_labels(items, self.name, names)
         if len({row.label for row in rows}) < 2:
             raise UserError(f"{self.name} has only one class: at least two are needed")

@@ -101,16 +101,17 @@ class AllMlpConfig(PreTrainedConfig):
 
     def preprocessing(self) -> ImagePreprocessing | TextPreprocessing | None:
         """Preprocessing for `allmlp`; None if the normalization of images is unknown, or if an example may have several
-        classes, which `allmlp` does not predict.
+        classes, or a text values, which `allmlp` does not predict.
         """
-        if self.problem_type == "multi_label_classification":
+        reads_text, has_values = isinstance(self.encoder.stem, TokenEmbed), self.problem_type == "regression"
+        if self.problem_type == "multi_label_classification" or (reads_text and has_values):
             return None
         spec, labels = self.model_spec(), [str(label) for _, label in sorted((self.id2label or {}).items())]
         head = getattr(spec, "head", None)
         classifies = isinstance(head, (ClassifierHead, PooledHead))
         named = classifies and labels != [f"LABEL_{number}" for number in range(len(labels))]
         class_names = tuple(labels) if named else ()
-        if isinstance(self.encoder.stem, TokenEmbed):
+        if reads_text:
             span, translation = isinstance(head, QAHead), isinstance(spec, EncoderDecoder)
             task = "classes" if classifies else "span" if span else "translation" if translation else "text"
             masked = self.mask_padding or task not in READ_PADDING
@@ -119,7 +120,7 @@ class AllMlpConfig(PreTrainedConfig):
             return preprocessing.replace(whole_files=self.whole_files, **columns)
         if self.image_mean is None or self.image_std is None:
             return None
-        task = "values" if self.problem_type == "regression" else "classes"
+        task = "values" if has_values else "classes"
         columns = self.image_column, self.label_column
         statistics = tuple(self.image_mean), tuple(self.image_std)
         return ImagePreprocessing(*statistics, class_names, self.crop_pct or 1, task, *columns)

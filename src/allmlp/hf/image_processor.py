@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from transformers.image_transforms import to_pil_image
 from transformers.image_utils import make_flat_list_of_images
 
 from allmlp.data.decode import Decode, as_tensor, crop_and_resize
-from allmlp.errors import UserError
+from allmlp.errors import UserError, require
 
 
 class AllMlpImageProcessor(BaseImageProcessor):
@@ -36,7 +37,7 @@ class AllMlpImageProcessor(BaseImageProcessor):
         mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (self.image_mean, self.image_std))
         decode = Decode(crop_pct=self.crop_pct, color="rgb" if len(mean) == 3 else "gray")
         size = self.size["height"], self.size["width"]
-        fetched: Any = self.fetch_images(images)
+        fetched: Any = self.fetch_images(open_files(images))
         fetched_images: Any = make_flat_list_of_images(fetched)
         opened = [one if hasattr(one, "getexif") else to_pil_image(one) for one in fetched_images]
         pixels = torch.stack([as_tensor(crop_and_resize(one, size, decode, None)) for one in opened])
@@ -46,3 +47,11 @@ class AllMlpImageProcessor(BaseImageProcessor):
         """Omit the class, which the model's configuration names: a pipeline would look for a video class too."""
         hidden = ("image_processor_type", "auto_map")
         return {name: value for name, value in super().to_dict().items() if name not in hidden}
+
+
+def open_files(images: Any) -> Any:
+    """The same images, with those of local files opened: transformers would lose transparency and 16 bits."""
+    if isinstance(images, (list, tuple)):
+        return [*map(open_files, images)]
+    is_file = isinstance(images, (str, os.PathLike)) and os.path.isfile(images)
+    return require("PIL.Image", "train").open(images) if is_file else images

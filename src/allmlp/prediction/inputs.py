@@ -41,7 +41,7 @@ TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst")
 SHARD_SUFFIX = ".tar"
 PEEKED_ROWS = 20
 """Rows whose image files are looked up before the others are listed."""
-OWN_COLUMNS = re.compile(r"input|features|error|(label|probability)(_\d+)?")
+OWN_COLUMNS = re.compile(r"input|features|error|predictions|probabilities|(label|probability)(_\d+)?")
 """Names of columns of the output."""
 
 
@@ -78,7 +78,11 @@ class Columns(NamedTuple):
     @property
     def kept(self) -> dict[str, str]:
         """For each kept column of the table, its name in the output, where `label` becomes `input_label`."""
-        return {name: f"input_{name}" if OWN_COLUMNS.fullmatch(name) else name for name in self.keep}
+        return {name: self.kept_name(name) if OWN_COLUMNS.fullmatch(name) else name for name in self.keep}
+
+    def kept_name(self, column: str) -> str:
+        new = f"input_{column}"
+        return self.kept_name(new) if new in self.keep else new
 
 
 class Inputs:
@@ -374,11 +378,13 @@ def text_columns(
 def as_items(inputs: Any, kind: ModelInputs, context: str = "") -> Iterator[Item]:
     """The inputs of a call from Python: one or a sequence. Paths may be anything that the command line takes.
 
-    For a text model a string is a text, whatever it looks like, a pair of strings is a pair, and a `Path` is a file.
+    For a text model a string is a text, whatever it looks like, a pair of strings is a pair, and a `Path` is a file. A
+    pair alone is one input of a model that was trained on pairs, and two texts for others or with a `context`.
     """
-    reads = kind.reads
+    reads, reads_pairs = kind.reads, not context and (kind.questions or len(kind.trained_on) > 1)
     is_array = getattr(inputs, "ndim", 4) < 4
-    single = isinstance(inputs, (str, os.PathLike, bytes)) or hasattr(inputs, "getexif") or is_array
+    is_pair = reads_pairs and isinstance(inputs, tuple) and [*map(type, inputs)] == [str, str]
+    single = isinstance(inputs, (str, os.PathLike, bytes)) or hasattr(inputs, "getexif") or is_array or is_pair
     try:
         sources = iter([inputs] if single else inputs)
     except TypeError:

@@ -35,8 +35,8 @@ SETTINGS, INPUTS = b"allmlp.settings", b"allmlp.inputs"
 class AnswerTable(NamedTuple):
     """Conversion of predictions to rows: input, kept columns, label, probability, label_2, probability_2, ..., error.
 
-    The answer of a regression is a column per value; a kept column of the same name is `input_NAME`. With
-    `probabilities`, a column per class has its probability. An answer that is less probable than `threshold` has no
+    The answer of a regression is a column per value. With `probabilities`, a column per class has its probability. A
+    kept column with the name of one of these is `input_NAME`. An answer that is less probable than `threshold` has no
     label.
     """
 
@@ -60,7 +60,8 @@ class AnswerTable(NamedTuple):
         return {"input": str, **dict.fromkeys(map(self.kept_name, self.keep), str), **answer, "error": str}
 
     def kept_name(self, column: str) -> str:
-        return f"input_{column}" if self.is_regression and column in self.labels else column
+        numbers = self.labels if self.is_regression else (f"p({label})" for label in self.labels if self.probabilities)
+        return f"input_{column}" if column in numbers else column
 
     def start(self, answer: Answer) -> Record:
         """Cells before the answer."""
@@ -187,9 +188,14 @@ def write_file(file: Path, writers: dict[str, Callable[[Path], None]]) -> None:
 
 def write_csv(file: Path, columns: Iterable[str], records: Iterable[Record], separator: str) -> None:
     with open(file, "w", encoding="utf8", errors="backslashreplace", newline="") as target:
-        writer = csv.DictWriter(target, list(columns), delimiter=separator, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
+        names = list(columns)
+        # A carriage return ends a row for readers, but before Python 3.13 it is only quoted if all cells are.
+        writers = [
+            csv.DictWriter(target, names, delimiter=separator, lineterminator="\n", quoting=quoting)
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        ]
+        for row in chain([dict(zip(names, names))], records):
+            writers[any("\r" in cell for cell in row.values() if isinstance(cell, str))].writerow(row)
 
 
 def write_json_lines(file: Path, objects: Iterable[Record]) -> None:

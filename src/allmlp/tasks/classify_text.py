@@ -117,9 +117,10 @@ def encode_pairs(
     model: Model, tokenizer: Tokenizer, texts: list[tuple[str, str]], mask_padding: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Ids and segments of sentence pairs, n s, padded to the longest one, or to the model's length if padding is not
-    masked; the second sentence may be empty.
+    masked; the second sentence may be empty. White space around a sentence is left out, as in training.
     """
-    joined = join_pairs(texts, tokenizer, model.spec.stem.tokens)
+    stripped = [(first.strip(), second.strip()) for first, second in texts]
+    joined = join_pairs(stripped, tokenizer, model.spec.stem.tokens)
     ids, segments = (part.to(model.device).long() for part in joined)
     width = int((~tokenizer.padding(ids)).sum(1).max()) if mask_padding else ids.shape[1]
     return ids[:, :width], segments[:, :width]

@@ -243,11 +243,13 @@ def check_translation_model(model: Model, tokenizer: Tokenizer) -> EncoderDecode
 def translate(
     model: Model, tokenizer: Tokenizer, sentences: list[str], num_beams: int = 4, length_penalty: float = 0.6
 ) -> list[str]:
-    """Translate sentences, cut to the model's sequence length; an empty one stays empty."""
+    """Translate sentences, cut to the model's sequence length; an empty one stays empty. White space around a sentence
+    is left out, as in training.
+    """
     if isinstance(sentences, str):
         raise UserError("translate takes a list of sentences, not a string")
     seq_len, training = check_translation_model(model, tokenizer).spec.encoder.stem.tokens, model.training
-    rows = [source_ids(ids, tokenizer, seq_len) for ids in tokenizer.encode(sentences)]
+    rows = [source_ids(ids, tokenizer, seq_len) for ids in tokenizer.encode([*map(str.strip, sentences)])]
     translations = [""] * len(rows)
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))  # similar lengths need little padding
     model.eval()

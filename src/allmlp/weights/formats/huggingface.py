@@ -57,6 +57,8 @@ INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
 """Index files of a model in several parts."""
 MULTI_LABEL = "multi_label_classification"
 """transformers' name for problems with any number of classes per example."""
+REGRESSION = "regression"
+"""And for those of values."""
 MAX_TEXT_BYTES = 2**26
 """The largest configuration or tokenizer that is read."""
 
@@ -174,14 +176,16 @@ class HuggingFace(Format):
     ) -> ImagePreprocessing | TextPreprocessing | None:
         if isinstance(spec, SeriesEncoder):
             return None
-        if config.get("problem_type") == MULTI_LABEL:
+        problem = config.get("problem_type")
+        if problem == MULTI_LABEL or (problem == REGRESSION and family != "ViT"):
             return None  # its outputs are not scores of exclusive classes
         names = class_names(config, getattr(spec.head, "num_classes", 0))
         if family == "ViT":
             pixels = config.get(IMAGE_PROCESSOR, {})
+            mean, std = pixels.get("image_mean", HALF), pixels.get("image_std", HALF)
             if pixels.get("do_normalize") is False:
-                return ImagePreprocessing((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), names)
-            return ImagePreprocessing(pixels.get("image_mean", HALF), pixels.get("image_std", HALF), names)
+                mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+            return ImagePreprocessing(mean, std, names, task="values" if problem == REGRESSION else "classes")
         assert isinstance(spec.stem, TokenEmbed)
         if spec.head is None:
             return None
@@ -436,6 +440,8 @@ def configuration(spec: Encoder, preprocessing: ImagePreprocessing | TextPreproc
         if len(names) != head.num_classes:
             names = tuple(f"LABEL_{number}" for number in range(head.num_classes))
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    if preprocessing is not None and preprocessing.task == "values":
+        config["problem_type"] = REGRESSION
     return config
 
 
