@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,16 @@ def header(
     spec: ModelSpec,
     parameters: int,
     trained: int,
+    new: Sequence[str],
     dataset: Dataset,
     sampler: Sampler,
     steps: int | None,
     world: World,
     dtype: torch.dtype,
 ) -> str:
-    """Model, data, device, start, length and folder of a run, a line each."""
+    """Model, start, data, length, device and folder of a run, a line each. `new` are keys of weights that do not come
+    from the start.
+    """
     sizes = ", ".join(f"{count:,} {name}" for name, count in split_sizes(dataset).items())
     batches = " to ".join(f"{size:,}" for size in dict.fromkeys((sampler.batch_size(0), run.batch_size)))
     limit = run.budget.minutes
@@ -48,10 +52,11 @@ def header(
     epochs = sampler.epoch(steps) if steps else 0.0
     count = f"{plural(steps, 'step')} ({plural(epochs, 'epoch', form=',.3g')})" if steps else ""
     part = "" if trained == parameters else f" ({trained:,} trained)"
+    layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in new))
     place = getattr(run.data, "path", "") or getattr(run.data, "train", "") or type(run.data).__name__
     rows = {
         "model": f"{short_name(spec)}, {parameters:,} parameters{part}, {spec.input_spec}",
-        "start": run.init_from or f"random weights, seed {run.seed}",
+        "start": (run.init_from or f"random weights, seed {run.seed}") + (f", {layers} new" if layers else ""),
         "data": f"{place}: {sizes}",
         "training": f"{type(run.task).__name__}, {' or '.join(filter(None, [count, minutes]))}, batches of {batches}",
         "device": describe_device(world) + ("" if dtype == torch.float32 else f", {str(dtype).removeprefix('torch.')}"),

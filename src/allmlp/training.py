@@ -102,7 +102,7 @@ def training_loop(
 
     # 2. model and task
     torch.set_float32_matmul_precision("high")
-    model, parameters = initial_model(run, start, dataset, world)
+    model, parameters, new = initial_model(run, start, dataset, world)
     torch.manual_seed(mix_seed(Stream.TASK_INIT, run.seed))
     task = run.task.build(model, dataset).to(world.device).train()
     metrics.check(task)
@@ -152,7 +152,7 @@ def training_loop(
         checkpoint.Saver(path, world, task, run.keep_checkpoints, partial(log.callbacks.call, "on_save")) as saver,
     ):
         log.callbacks.call("on_start", path, to_dict(run), step)
-        log.message(header(run, path, model.spec, parameters, trained, dataset, sampler, steps, world, dtype))
+        log.message(header(run, path, model.spec, parameters, trained, new, dataset, sampler, steps, world, dtype))
         if restored is not None:
             log.message(f"resuming from step {step}")
         elif floors:
