@@ -25,6 +25,7 @@ from allmlp.data.frequency import (
     Frequency,
     Notation,
     check_regular,
+    day_of_month,
     detect_frequency,
     read_times,
     steps_within,
@@ -285,7 +286,8 @@ def to_grid(
         rows, kind = read_clocks(rows, kind, wanted, notes)
     refuse_repeated(rows, ids, roles, kind, where)
     if wanted:
-        frequency = wanted.replace(notation=kind.notation)
+        day = day_of_month(rows.times) if wanted.unit == "month" else 0
+        frequency = wanted.replace(notation=kind.notation, day=day)
     else:
         frequency = detect_frequency(rows.times, rows.series, kind.counted, where, kind.notation)
     check_regular(rows.times, rows.series, frequency, where)
