@@ -13,7 +13,8 @@ from allmlp.optim import Lamb
 from allmlp.plan.estimate import estimate
 from allmlp.plan.hardware import GPUS, expected_flops, speeds, training_speed
 from allmlp.plan.jobs import job
-from allmlp.plan.time import step_time, training_flops
+from allmlp.plan.memory import Sharding
+from allmlp.plan.time import StepTime, step_time, training_flops
 
 
 def test_flops_by_hand() -> None:
@@ -54,6 +55,23 @@ def test_step_time_by_hand() -> None:
     assert half.bytes_sent == pytest.approx(found.bytes_sent), "weights twice in bfloat16, gradients once in float32"
     assert step_time(spec, 1024, 8, gpu, 0.25, "ddp", False).communication < found.communication, "NVLink within a node"
     assert step_time(spec, 1024, 1, gpu, 0.25, "ddp", False).bytes_sent == 0
+
+
+def test_communication_of_micro_batches() -> None:
+    """FSDP2 gathers the weights for each of four; DDP reduces the gradients in the last backward pass only."""
+    spec, gpu = preset("mixer_h14").spec, GPUS["h200"]
+
+    def step(sharding: Sharding, count: int) -> StepTime:
+        return step_time(spec, 1024, 16, gpu, 0.25, sharding, False, bandwidth=1e9, grad_accum_steps=count)
+
+    weights = 15 / 16 * 4 * 432_350_952
+    assert step("fsdp", 1).bytes_sent == pytest.approx(3 * weights)
+    assert step("fsdp", 4).bytes_sent == pytest.approx(9 * weights)
+    assert step("ddp", 4).bytes_sent == pytest.approx(2 * weights)
+    assert step("ddp", 4).seconds == pytest.approx(step("ddp", 4).compute * (1 - 2 / 3 / 4) + 2 * weights / 1e9)
+    options = {"samples": 1e6, "epochs": 1, "gpus": 16, "batch_size": 1024, "sharding": "fsdp"}
+    once, several = (estimate(job("mixer_nano", **options, grad_accum_steps=count), runs=2) for count in (1, 4))
+    assert several.chosen.step.bytes_sent == pytest.approx(5 / 2 * once.chosen.step.bytes_sent), "gathered in bfloat16"
 
 
 def test_published_peaks() -> None:
