@@ -12,9 +12,11 @@ from allmlp.models.zoo import family, preset, presets
 from allmlp.optim import Lamb
 from allmlp.plan.estimate import estimate
 from allmlp.plan.hardware import GPUS, expected_flops, speeds, training_speed
-from allmlp.plan.jobs import job
+from allmlp.plan.jobs import from_run, job
 from allmlp.plan.memory import Sharding
 from allmlp.plan.time import StepTime, step_time, training_flops
+from allmlp.recipes import runs
+from allmlp.tasks.classify_any_size import ClassifyAnySize
 
 
 def test_flops_by_hand() -> None:
@@ -122,6 +124,30 @@ def test_forecast_of_mixer_h14() -> None:
     assert 0.95 < found.goodput < 1 and found.nodes == 128
     assert found.host_memory == 40 * 300e6 and found.save_every == round(found.interval / found.chosen.step.seconds)
     assert json.loads(json.dumps(found.as_json()))["chosen"] == "FSDP2"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("imagenet_resmlp_s12_dino", "several crops of every image"),
+        ("imagenet_resmlp_s12_distilled", "its teacher reads every example too"),
+        ("cifar10_probe", "trains the head alone"),
+    ],
+)
+def test_recipes_that_cost_more_or_less_than_their_model(recipe: str, reason: str) -> None:
+    """Their hours would be those of supervised training."""
+    with pytest.raises(UserError, match=f"the cost of {recipe} is not known: .*{reason}"):
+        job(recipe, gpus=8)
+
+
+@pytest.mark.parametrize("task", [ClassifyAnySize(), ClassifyAnySize(train_sizes=(32, 48))])
+def test_a_task_of_several_image_sizes_cannot_be_planned(task: ClassifyAnySize) -> None:
+    run = runs("cifar10_mixer")["cifar10_mixer"].replace(task=task)
+    if not task.train_sizes:
+        assert from_run("any", run, None, None, {"gpus": 1}).samples == 50_000
+    else:
+        with pytest.raises(UserError, match="several image sizes"):
+            from_run("any", run, None, None, {"gpus": 1})
 
 
 @pytest.mark.slow

@@ -45,6 +45,8 @@ def job(name: str, samples: float | None = None, epochs: float | None = None, **
 def from_run(name: str, run: Run, samples: float | None, epochs: float | None, given: dict[str, Any]) -> Job:
     if run.model is None:
         raise UserError(f"{name} has no model of its own; plan the model it starts from")
+    if reason := run.task.against_plan:
+        raise UserError(f"the cost of {name} is not known: {reason}; plan counts a model, forward and backward")
     model, seq_len = run.model, getattr(run.data, "seq_len", None)
     if modality(model) == "text" and seq_len:
         model = model.configure(seq_len=seq_len)
