@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,26 @@ def test_a_week_is_one_of_days() -> None:
     assert BUSINESS.text(BUSINESS.following(saturday, 1)[0]) == "2024-01-08"
     with pytest.raises(UserError, match="beyond the year 9999"):
         BUSINESS.following(int(read_times(["9999-12-30"], "").values[0]), 3)
+
+
+# --- order of day and month -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M", "%d.%m.%Y %H:%M", "%m-%d-%Y %H:%M"])
+def test_a_day_after_the_twelfth_anywhere_shows_the_order(written: str, tmp_path: Path) -> None:
+    """Of minutes the first chunks of rows have no such day."""
+    start = datetime(2024, 1, 1)
+    moments = [start + timedelta(minutes=n) for n in range(13 * 24 * 60)]
+    found = read_series(table(tmp_path, [[one.strftime(written), n] for n, one in enumerate(moments)]))
+    assert str(found.frequency) == "1 minute" and found.lengths == [len(moments)] and found.notes == ()
+    assert found.frequency.text(int(found.ends[0])) == str(moments[-1])
+
+
+def test_the_order_is_shown_by_any_series(tmp_path: Path) -> None:
+    """With a row of many stores for each day, the first rows are of few days."""
+    rows = [[f"{day:02}/02/2024", f"s{store}", day] for day in range(1, 14) for store in range(1500)]
+    found = read_series(table(tmp_path, rows, "date,store,sales"))
+    assert found.frequency == Frequency(DAY) and found.lengths == [13] * 1500
 
 
 # --- months ---------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal, NamedTuple
 
@@ -149,7 +149,8 @@ class ParsedTimes(NamedTuple):
     """Whether all times have a zone and are midnights in it."""
 
 
-def read_times(cells: Sequence[str], where: str) -> ParsedTimes:
+def read_times(cells: Sequence[str], where: str, day_first: bool | None = None) -> ParsedTimes:
+    """Read times that are written in one way; for `day_first` see `begins_with_day`."""
     digits = [cell.removesuffix(".0") for cell in cells]
     if all(cell.removeprefix("-").isdecimal() for cell in digits):
         sizes = {len(cell) for cell in digits}
@@ -169,7 +170,7 @@ def read_times(cells: Sequence[str], where: str) -> ParsedTimes:
     elif match_all(SECONDS.fullmatch, cells):
         return ParsedTimes(np.array([round(1000 * float(cell)) for cell in cells], dtype=np.int64), False, "s")
     else:
-        cells = to_iso(cells, where)
+        cells = to_iso(cells, where, day_first)
         if any(cell.endswith(" UTC") for cell in cells[:1]):
             cells = [cell.removesuffix(" UTC") + "Z" * cell.endswith(" UTC") for cell in cells]
     zoned = sum(bool(ZONE.search(cell)) for cell in cells)
@@ -194,7 +195,20 @@ def read_time(cell: str, where: str) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
+def begins_with_day(cells: Iterable[str]) -> bool | None:
+    """Whether dates such as 01/02/2024 begin with the day, which the first one after the twelfth shows; None if there
+    is none, or if dates are written in another way.
+    """
+    for cell in cells:
+        date = YEAR_LAST.match(cell.strip())
+        if date is None:
+            return None
+        if max(int(date[1]), int(date[3])) > 12:
+            return int(date[1]) > 12
+    return None
+
+
+def to_iso(cells: Sequence[str], where: str, day_first: bool | None) -> Sequence[str]:
     """Convert times to ISO 8601 that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31, 31 Jan 2024 or
     2024Q1, optionally with 1:00 or 1:00 PM.
     """
@@ -206,10 +220,11 @@ def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
     if dates := match_all(YEAR_FIRST.match, cells):
         parts = [tuple(filter(None, found.groups())) for found in dates]
     elif dates := match_all(YEAR_LAST.match, cells):
-        first, second = (max(int(found[place]) for found in dates) for place in (1, 3))
-        if first <= 12 and second <= 12 and any(found[2] != "." for found in dates):
+        if day_first is None:
+            day_first = begins_with_day(cells)
+        if day_first is None and any(found[2] != "." for found in dates):
             raise UserError(f"{where}: the time {cells[0][:40]!r} can be read in two ways: write it {HINT}")
-        month, day = (1, 3) if second > 12 else (3, 1)
+        month, day = (1, 3) if day_first is False else (3, 1)
         parts = [(found[4], found[month], found[day]) for found in dates]
     elif dates := next(filter(None, (match_all(pattern.match, cells) for pattern in WORDED)), []):
         named = [(found["year"], str(MONTHS.index(found["month"].casefold()) + 1)) for found in dates]

@@ -24,6 +24,7 @@ from allmlp.data.frequency import (
     MINUTE,
     Frequency,
     Notation,
+    begins_with_day,
     check_regular,
     day_of_month,
     detect_frequency,
@@ -212,6 +213,7 @@ def read_rows(
 ) -> set[TimeKind]:
     """Append the rows of a table to the arrays, and names to `ids`; returns the kinds of its times."""
     kinds, rows, first = set[TimeKind](), iter(table), 1
+    day_first = begins_with_day(row.get(roles.time, "") for row in table)
     while chunk := list(islice(rows, CHUNK)):
         try:
             moments = [row[roles.time].strip() for row in chunk]
@@ -227,7 +229,7 @@ def read_rows(
             raise UserError(f"{table.file}, row {first + moments.index(missing[0])}: no time")
         series.extend([ids.setdefault(name, len(ids)) for name in names])
         values.frombytes(np.stack(columns, 1).tobytes())
-        found = read_times(distinct, table.file)
+        found = read_times(distinct, table.file, day_first)
         kinds.add(TimeKind(*found[1:]))
         known = dict(zip(distinct, found.values.tolist()))
         times.extend([known[moment] for moment in moments])
