@@ -16,6 +16,7 @@ from allmlp.plan.jobs import from_run, job
 from allmlp.plan.memory import Sharding
 from allmlp.plan.time import StepTime, step_time, training_flops
 from allmlp.recipes import runs
+from allmlp.spec import override_all
 from allmlp.tasks.classify_any_size import ClassifyAnySize
 
 
@@ -138,6 +139,39 @@ def test_recipes_that_cost_more_or_less_than_their_model(recipe: str, reason: st
     """Their hours would be those of supervised training."""
     with pytest.raises(UserError, match=f"the cost of {recipe} is not known: .*{reason}"):
         job(recipe, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "samples", "epochs"),
+    [
+        ({}, 50_000, 300),
+        ({"train_fraction": "0.1"}, 5_000, 300),
+        ({"val_size": "5000"}, 45_000, 300),
+        ({"aug_repeats": "4"}, 50_000, 1200),
+        ({"budget.steps": "1000"}, 50_000, 1000 * 512 / 50_000),
+        ({"budget.steps": "1000000"}, 50_000, 300),
+        ({"budget.epochs": "none", "budget.steps": "1000", "batch_growth": "GrowingBatch"}, 50_000, 1000 * 32 / 50_000),
+    ],
+)
+def test_examples_of_a_recipe(changes: dict[str, str], samples: int, epochs: float) -> None:
+    run = override_all(runs("cifar10_mixer")["cifar10_mixer"], changes)
+    found = from_run("cifar10_mixer", run, None, None, {"gpus": 1})
+    assert found.samples == samples and found.epochs == pytest.approx(epochs)
+    if "budget.epochs" not in changes and epochs < 300:
+        assert found.steps == 1000
+
+
+def test_examples_that_are_not_known() -> None:
+    for change in ({"train_per_class": 10}, {"freeze_fraction": 0.5}):
+        run = runs("cifar10_mixer")["cifar10_mixer"].replace(**change)
+        with pytest.raises(UserError, match=r"training set of cifar10_mixer is unknown|its model is frozen at first"):
+            from_run("cifar10_mixer", run, None, None, {"gpus": 1})
+
+
+def test_host_memory_of_a_budget_in_steps() -> None:
+    """400 epochs of ImageNet, whose order and index are of 1.28 million images."""
+    found = job("imagenet_resmlp_s12", gpus=8)
+    assert found.samples == 1_281_167 and found.steps == 400 * 1_281_167 // 2048
 
 
 @pytest.mark.parametrize("task", [ClassifyAnySize(), ClassifyAnySize(train_sizes=(32, 48))])

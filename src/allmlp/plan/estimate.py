@@ -98,7 +98,8 @@ class Job(Spec):
 
     @property
     def steps(self) -> int:
-        return math.ceil(self.samples * self.epochs / self.batch_size)
+        # Epochs of a budget in steps are a quotient, which may be rounded up.
+        return math.ceil(round(self.samples * self.epochs / self.batch_size, 6))
 
     @property
     def modality(self) -> str:
