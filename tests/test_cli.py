@@ -198,6 +198,8 @@ def test_show_tells_all_about_a_recipe_before_it_runs(
     assert "optimizer Muon(lr=0.002, weight_decay=0.1), CosineSchedule(" in said
     assert re.search(r"time about \d+:\d\d on one H200, from the speed of cifar10_gmlp", said)
     assert err == "next: allmlp train cifar10_gmlp --set batch_size=256\n"
+    _, out, _ = run(capsys, "show", "cifar10_gmlp", "--set", "budget.minutes=1")
+    assert "time       1 minute, less than all of its steps take on one H200" in out
     _, out, err = run(capsys, "show", "sst2", "--json")
     assert json.loads(out)["summaries"]["sst2"]["budget"] == "3 epochs, batches of 64" and not err
     _, out, err = run(capsys, "show", "sst2")

@@ -122,6 +122,10 @@ class Run(Spec):
         chosen = dataset.split_validation(self.val_size).take_fraction(self.train_fraction)
         return chosen.take_per_class(self.train_per_class, self.seed)
 
+    def examples(self, steps: int) -> int:
+        """Number of examples in this many steps; a repeated one counts each time."""
+        return Sampler(1, self.batch_size, self.seed, growth=self.batch_growth).position(steps)
+
     def check(self) -> None:
         if self.train_per_class and self.train_fraction < 1:
             raise UserError("train_per_class and train_fraction both choose training examples: set one of them")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import allmlp
+from allmlp.analysis.mixing import locality
 from allmlp.analysis.toeplitz import chance_fraction, mean_filter, nearest_toeplitz, toeplitz_fraction
 from allmlp.analysis.token_filters import token_weights
 from allmlp.layers import Toeplitz
@@ -65,3 +66,13 @@ def test_chance_is_what_noise_has() -> None:
     fractions = [toeplitz_fraction(torch.randn(64, 64), (8, 8)) for _ in range(20)]
     assert sum(fractions) / 20 == pytest.approx(chance_fraction(64, (8, 8)), rel=0.1)
     assert chance_fraction(64) == 127 / 64**2
+    causal = [toeplitz_fraction(torch.randn(6, 6).tril()) for _ in range(2000)]
+    assert sum(causal) / 2000 == pytest.approx(chance_fraction(6, causal=True), rel=0.02)
+    assert chance_fraction(6, causal=True) < 0.95 * chance_fraction(6), "half of the entries and of the displacements"
+
+
+def test_causal_layers_are_compared_with_causal_chance() -> None:
+    for name, causal in (("gmlp_causal_tiny", True), ("gmlp_mlm_tiny", False)):
+        matrices = [one for one in token_weights(allmlp.create(name, seed=0)) if one.kind == "matrix"]
+        for one in matrices:
+            assert one.causal == causal and locality(one).chance == chance_fraction(len(one.weight), causal=causal)

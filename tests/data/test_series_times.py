@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,49 @@ def test_a_week_is_one_of_days() -> None:
     for without in ((6, 5), (5, 5), tuple(range(7))):
         with pytest.raises(UserError, match="some days of the week, in order"):
             Frequency(DAY, without=without)
+    with pytest.raises(UserError, match="only steps of months"):
+        Frequency(DAY, day=28)
     saturday = int(read_times(["2024-01-06"], "").values[0])
     assert BUSINESS.text(BUSINESS.following(saturday, 1)[0]) == "2024-01-08"
     with pytest.raises(UserError, match="beyond the year 9999"):
         BUSINESS.following(int(read_times(["9999-12-30"], "").values[0]), 3)
+
+
+# --- order of day and month -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M", "%d.%m.%Y %H:%M", "%m-%d-%Y %H:%M"])
+def test_a_day_after_the_twelfth_anywhere_shows_the_order(written: str, tmp_path: Path) -> None:
+    """Of minutes the first chunks of rows have no such day."""
+    start = datetime(2024, 1, 1)
+    moments = [start + timedelta(minutes=n) for n in range(13 * 24 * 60)]
+    found = read_series(table(tmp_path, [[one.strftime(written), n] for n, one in enumerate(moments)]))
+    assert str(found.frequency) == "1 minute" and found.lengths == [len(moments)] and found.notes == ()
+    assert found.frequency.text(int(found.ends[0])) == str(moments[-1])
+
+
+def test_the_order_is_shown_by_any_series(tmp_path: Path) -> None:
+    """With a row of many stores for each day, the first rows are of few days."""
+    rows = [[f"{day:02}/02/2024", f"s{store}", day] for day in range(1, 14) for store in range(1500)]
+    found = read_series(table(tmp_path, rows, "date,store,sales"))
+    assert found.frequency == Frequency(DAY) and found.lengths == [13] * 1500
+
+
+# --- months ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clock", ["", " 16:30:00", " 23:59:59"])
+@pytest.mark.parametrize("count", [25, 26, 27, 28])
+@pytest.mark.parametrize("day", [1, 15, 28, 29, 30, 31])
+def test_months_keep_their_day(day: int, count: int, clock: str, tmp_path: Path) -> None:
+    """A series on the 28th may end in February, one on the 30th in April: these are no ends of months."""
+    months = np.datetime64("2021-01") + np.arange(count + 14)
+    lasts = (months + 1).astype("datetime64[D]") - 1
+    moments = [f"{one}{clock}" for one in np.minimum(months.astype("datetime64[D]") + day - 1, lasts)]
+    file = table(tmp_path, [[time, n] for n, time in enumerate(moments[:count])])
+    for found in (read_series(file), read_series(file, frequency=Frequency(1, "month"))):
+        following = found.frequency.following(int(found.ends[0]), 14)
+        assert list(map(found.frequency.text, following)) == moments[count:]
 
 
 # --- clocks that are changed ----------------------------------------------------------------------------

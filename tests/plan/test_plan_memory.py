@@ -315,6 +315,9 @@ def test_grad_accumulation_trades_activations_for_gradients() -> None:
     whole, accumulated = memory(spec, 64, AdamW()), memory(spec, 64, AdamW(), grad_accum_steps=2)
     assert accumulated.activations == whole.activations / 2 and accumulated.grad_accumulation
     assert accumulated.peak > memory(spec, 32, AdamW()).peak
+    sharded, summed = (memory(spec, 64, AdamW(), 8, "fsdp", grad_accum_steps=count) for count in (1, 2))
+    assert sharded.gradients == sharded.weights and sharded.weights < whole.weights
+    assert summed.gradients == whole.gradients, "they are reduced, and divided among processes, in the last part only"
 
 
 def test_model_that_depends_on_values_is_refused() -> None:

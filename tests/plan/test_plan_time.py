@@ -12,8 +12,12 @@ from allmlp.models.zoo import family, preset, presets
 from allmlp.optim import Lamb
 from allmlp.plan.estimate import estimate
 from allmlp.plan.hardware import GPUS, expected_flops, speeds, training_speed
-from allmlp.plan.jobs import job
-from allmlp.plan.time import step_time, training_flops
+from allmlp.plan.jobs import from_run, job
+from allmlp.plan.memory import Sharding
+from allmlp.plan.time import StepTime, step_time, training_flops
+from allmlp.recipes import runs
+from allmlp.spec import override_all
+from allmlp.tasks.classify_any_size import ClassifyAnySize
 
 
 def test_flops_by_hand() -> None:
@@ -54,6 +58,23 @@ def test_step_time_by_hand() -> None:
     assert half.bytes_sent == pytest.approx(found.bytes_sent), "weights twice in bfloat16, gradients once in float32"
     assert step_time(spec, 1024, 8, gpu, 0.25, "ddp", False).communication < found.communication, "NVLink within a node"
     assert step_time(spec, 1024, 1, gpu, 0.25, "ddp", False).bytes_sent == 0
+
+
+def test_communication_of_micro_batches() -> None:
+    """FSDP2 gathers the weights for each of four; DDP reduces the gradients in the last backward pass only."""
+    spec, gpu = preset("mixer_h14").spec, GPUS["h200"]
+
+    def step(sharding: Sharding, count: int) -> StepTime:
+        return step_time(spec, 1024, 16, gpu, 0.25, sharding, False, bandwidth=1e9, grad_accum_steps=count)
+
+    weights = 15 / 16 * 4 * 432_350_952
+    assert step("fsdp", 1).bytes_sent == pytest.approx(3 * weights)
+    assert step("fsdp", 4).bytes_sent == pytest.approx(9 * weights)
+    assert step("ddp", 4).bytes_sent == pytest.approx(2 * weights)
+    assert step("ddp", 4).seconds == pytest.approx(step("ddp", 4).compute * (1 - 2 / 3 / 4) + 2 * weights / 1e9)
+    options = {"samples": 1e6, "epochs": 1, "gpus": 16, "batch_size": 1024, "sharding": "fsdp"}
+    once, several = (estimate(job("mixer_nano", **options, grad_accum_steps=count), runs=2) for count in (1, 4))
+    assert several.chosen.step.bytes_sent == pytest.approx(5 / 2 * once.chosen.step.bytes_sent), "gathered in bfloat16"
 
 
 def test_published_peaks() -> None:
@@ -104,6 +125,63 @@ def test_forecast_of_mixer_h14() -> None:
     assert 0.95 < found.goodput < 1 and found.nodes == 128
     assert found.host_memory == 40 * 300e6 and found.save_every == round(found.interval / found.chosen.step.seconds)
     assert json.loads(json.dumps(found.as_json()))["chosen"] == "FSDP2"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("imagenet_resmlp_s12_dino", "several crops of every image"),
+        ("imagenet_resmlp_s12_distilled", "its teacher reads every example too"),
+        ("cifar10_probe", "trains the head alone"),
+    ],
+)
+def test_recipes_that_cost_more_or_less_than_their_model(recipe: str, reason: str) -> None:
+    """Their hours would be those of supervised training."""
+    with pytest.raises(UserError, match=f"the cost of {recipe} is not known: .*{reason}"):
+        job(recipe, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "samples", "epochs"),
+    [
+        ({}, 50_000, 300),
+        ({"train_fraction": "0.1"}, 5_000, 300),
+        ({"val_size": "5000"}, 45_000, 300),
+        ({"aug_repeats": "4"}, 50_000, 1200),
+        ({"budget.steps": "1000"}, 50_000, 1000 * 512 / 50_000),
+        ({"budget.steps": "1000000"}, 50_000, 300),
+        ({"budget.epochs": "none", "budget.steps": "1000", "batch_growth": "GrowingBatch"}, 50_000, 1000 * 32 / 50_000),
+    ],
+)
+def test_examples_of_a_recipe(changes: dict[str, str], samples: int, epochs: float) -> None:
+    run = override_all(runs("cifar10_mixer")["cifar10_mixer"], changes)
+    found = from_run("cifar10_mixer", run, None, None, {"gpus": 1})
+    assert found.samples == samples and found.epochs == pytest.approx(epochs)
+    if "budget.epochs" not in changes and epochs < 300:
+        assert found.steps == 1000
+
+
+def test_examples_that_are_not_known() -> None:
+    for change in ({"train_per_class": 10}, {"freeze_fraction": 0.5}):
+        run = runs("cifar10_mixer")["cifar10_mixer"].replace(**change)
+        with pytest.raises(UserError, match=r"training set of cifar10_mixer is unknown|its model is frozen at first"):
+            from_run("cifar10_mixer", run, None, None, {"gpus": 1})
+
+
+def test_host_memory_of_a_budget_in_steps() -> None:
+    """400 epochs of ImageNet, whose order and index are of 1.28 million images."""
+    found = job("imagenet_resmlp_s12", gpus=8)
+    assert found.samples == 1_281_167 and found.steps == 400 * 1_281_167 // 2048
+
+
+@pytest.mark.parametrize("task", [ClassifyAnySize(), ClassifyAnySize(train_sizes=(32, 48))])
+def test_a_task_of_several_image_sizes_cannot_be_planned(task: ClassifyAnySize) -> None:
+    run = runs("cifar10_mixer")["cifar10_mixer"].replace(task=task)
+    if not task.train_sizes:
+        assert from_run("any", run, None, None, {"gpus": 1}).samples == 50_000
+    else:
+        with pytest.raises(UserError, match="several image sizes"):
+            from_run("any", run, None, None, {"gpus": 1})
 
 
 @pytest.mark.slow

@@ -163,6 +163,13 @@ def test_quantiles(tmp_path: Path) -> None:
             Forecast(quantiles=other).configure_model(model.spec, Waves().load())
 
 
+@pytest.mark.parametrize("levels", [(0.1, 0.9), (0.9,)])
+def test_quantiles_without_the_median_are_refused(levels: tuple[float, ...]) -> None:
+    """The forecast and its errors would be those of the lowest quantile."""
+    with pytest.raises(allmlp.UserError, match=r"task\.quantiles is to include 0\.5"):
+        Forecast(quantiles=levels).configure_model(small(), Waves().load())
+
+
 def test_quantiles_that_cross_are_evaluated_as_they_are_predicted() -> None:
     dataset = Waves().load()
     task = Forecast(quantiles=(0.1, 0.5, 0.9))

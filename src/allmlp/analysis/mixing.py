@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
+import torch
+
 from allmlp.analysis import figures
 from allmlp.analysis.figures import Chart, FigureText, Panel, Series
 from allmlp.analysis.module_path import module_path
@@ -18,7 +20,6 @@ from allmlp.analysis.token_filters import (
     UnitPair,
     center_patches,
     direction,
-    distances,
     evenly_spaced,
     frequencies,
     opposing_pairs,
@@ -208,7 +209,7 @@ class Locality(NamedTuple):
 def locality(one: TokenWeights) -> Locality:
     kind, ahead = direction(mean_filter(one.weight.double())) if one.grid is None else (None, None)
     on_grid = None if one.grid is None else toeplitz_fraction(one.weight, one.grid)
-    fractions = toeplitz_fraction(one.weight), on_grid, chance_fraction(len(one.weight), one.grid)
+    fractions = toeplitz_fraction(one.weight), on_grid, chance_fraction(len(one.weight), one.grid, one.causal)
     return Locality(one.name, *module_path(one.name), *fractions, reach(one.weight, one.grid), kind, ahead)
 
 
@@ -233,7 +234,8 @@ def locality_section(output: OutputFolder, matrices: list[TokenWeights]) -> Sect
             chances[0]._replace(label="independent weights, grid"),
             Series("independent weights, sequence", depth, in_sequence, dashed=True),
         ]
-    uniform = [float(distances(len(one.weight), one.grid).mean()) for one in matrices]
+    equal = [torch.ones_like(one.weight) for one in matrices]
+    uniform = [reach(ones.tril() if one.causal else ones, one.grid) or 0.0 for one, ones in zip(matrices, equal)]
     reached = [
         Series("this model", depth, [row.reach or 0.0 for row in rows]),
         Series("equal weights", depth, uniform, dashed=True),

@@ -57,7 +57,11 @@ def toeplitz_fraction(matrix: Tensor, grid: Grid | None = None) -> float:
     return float(nearest_toeplitz(matrix.double(), grid).square().sum() / energy) if energy else 1.0
 
 
-def chance_fraction(tokens: int, grid: Grid | None = None) -> float:
-    """The expected Toeplitz fraction of independent entries of mean 0: one number per displacement, of S^2."""
+def chance_fraction(tokens: int, grid: Grid | None = None, causal: bool = False) -> float:
+    """The expected Toeplitz fraction of independent entries of mean 0: one number per displacement, of S^2; of a causal
+    matrix S, of S (S + 1) / 2.
+    """
+    if causal:
+        return 2 / (tokens + 1)
     displaced = 2 * tokens - 1 if grid is None else (2 * grid[0] - 1) * (2 * grid[1] - 1)
     return displaced / tokens**2

@@ -24,7 +24,7 @@ from allmlp.cli.app import (
     width,
     wrap_text,
 )
-from allmlp.errors import UserError, lookup
+from allmlp.errors import UserError, lookup, plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -182,6 +182,8 @@ def expected_time(name: str, run: Run) -> str:
     except UserError:
         most = f"at most {run.budget.minutes:g} minutes" if run.budget.minutes else "not known yet"
         return f"{most}; `allmlp train` prints it when it starts"
+    if run.budget.minutes is not None and 60 * run.budget.minutes < seconds:
+        return f"{plural(run.budget.minutes, 'minute', form='g')}, less than all of its steps take on one H200"
     return f"about {format_duration(seconds)} on one H200, from the speed of {source}; see also `allmlp plan`"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal, NamedTuple
 
@@ -59,8 +59,12 @@ class Frequency(Spec):
     notation: Notation = "local"
     without: tuple[Annotated[int, Range(0, 6)], ...] = ()
     """Days of the week that daily steps skip, in order; 0 is Monday."""
+    day: Annotated[int, Range(0, 30)] = 0
+    """Day of the month of monthly steps, if it is the last one of some months but not of all; otherwise 0."""
 
     def check(self) -> None:
+        if self.day and self.unit != "month":
+            raise UserError("only steps of months have a day of the month")
         if self.without and (self.step, self.unit) != (DAY, "ms"):
             raise UserError("only steps of a day can be without some days of the week")
         if self.without != tuple(sorted(set(self.without))) or len(self.without) == len(WEEKDAYS):
@@ -117,11 +121,12 @@ class Frequency(Spec):
             return days * DAY + int(last) % DAY
         if self.unit != "month":
             return last + self.step * ahead
-        starts = (month + self.step * ahead).astype("datetime64[ms]").astype(np.int64)
-        ends = (month + self.step * ahead + 1).astype("datetime64[ms]").astype(np.int64) - DAY
-        is_end = last == int((month + 1).astype("datetime64[ms]").astype(np.int64)) - DAY
-        within = last - int(month.astype("datetime64[ms]").astype(np.int64))
-        return ends if is_end else np.minimum(starts + within, ends)
+        months = month + self.step * ahead
+        starts, ends = ((months + more).astype("datetime64[ms]").astype(np.int64) for more in (0, 1))
+        day, clock = divmod(last - int(month.astype("datetime64[ms]").astype(np.int64)), DAY)  # day from 0
+        if is_last_day(np.array(last)):
+            day = self.day - 1 if self.day > day else 30
+        return starts + np.minimum(day, (ends - starts) // DAY - 1) * DAY + clock
 
     def text(self, time: int) -> str:
         """The time as written in a table; in UTC if times have a zone."""
@@ -144,7 +149,8 @@ class ParsedTimes(NamedTuple):
     """Whether all times have a zone and are midnights in it."""
 
 
-def read_times(cells: Sequence[str], where: str) -> ParsedTimes:
+def read_times(cells: Sequence[str], where: str, day_first: bool | None = None) -> ParsedTimes:
+    """Read times that are written in one way; for `day_first` see `begins_with_day`."""
     digits = [cell.removesuffix(".0") for cell in cells]
     if all(cell.removeprefix("-").isdecimal() for cell in digits):
         sizes = {len(cell) for cell in digits}
@@ -164,7 +170,7 @@ def read_times(cells: Sequence[str], where: str) -> ParsedTimes:
     elif match_all(SECONDS.fullmatch, cells):
         return ParsedTimes(np.array([round(1000 * float(cell)) for cell in cells], dtype=np.int64), False, "s")
     else:
-        cells = to_iso(cells, where)
+        cells = to_iso(cells, where, day_first)
         if any(cell.endswith(" UTC") for cell in cells[:1]):
             cells = [cell.removesuffix(" UTC") + "Z" * cell.endswith(" UTC") for cell in cells]
     zoned = sum(bool(ZONE.search(cell)) for cell in cells)
@@ -189,7 +195,20 @@ def read_time(cell: str, where: str) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
+def begins_with_day(cells: Iterable[str]) -> bool | None:
+    """Whether dates such as 01/02/2024 begin with the day, which the first one after the twelfth shows; None if there
+    is none, or if dates are written in another way.
+    """
+    for cell in cells:
+        date = YEAR_LAST.match(cell.strip())
+        if date is None:
+            return None
+        if max(int(date[1]), int(date[3])) > 12:
+            return int(date[1]) > 12
+    return None
+
+
+def to_iso(cells: Sequence[str], where: str, day_first: bool | None) -> Sequence[str]:
     """Convert times to ISO 8601 that are all written as 31.01.2024, 31/01/2024, 01/31/2024, 2024/01/31, 31 Jan 2024 or
     2024Q1, optionally with 1:00 or 1:00 PM.
     """
@@ -201,10 +220,11 @@ def to_iso(cells: Sequence[str], where: str) -> Sequence[str]:
     if dates := match_all(YEAR_FIRST.match, cells):
         parts = [tuple(filter(None, match.groups())) for match in dates]
     elif dates := match_all(YEAR_LAST.match, cells):
-        first, second = (max(int(match[place]) for match in dates) for place in (1, 3))
-        if first <= 12 and second <= 12 and any(match[2] != "." for match in dates):
+        if day_first is None:
+            day_first = begins_with_day(cells)
+        if day_first is None and any(match[2] != "." for match in dates):
             raise UserError(f"{where}: the time {cells[0][:40]!r} can be read in two ways: write it {HINT}")
-        month, day = (1, 3) if second > 12 else (3, 1)
+        month, day = (1, 3) if day_first is False else (3, 1)
         parts = [(match[4], match[month], match[day]) for match in dates]
     elif dates := next(filter(None, (match_all(pattern.match, cells) for pattern in WORDED)), []):
         named = [(match["year"], str(MONTHS.index(match["month"].casefold()) + 1)) for match in dates]
@@ -258,7 +278,8 @@ def detect_frequency(
         frequency = Frequency(step, "row")
     elif step >= 28 * DAY and not (bool((steps % step == 0).all()) and leaves_its_day(times)):
         months = steps_within(Frequency(1, "month").count(times), series)
-        frequency = Frequency(max(most_frequent(months.astype(np.int64)), 1), "month", notation)
+        count = max(most_frequent(months.astype(np.int64)), 1)
+        frequency = Frequency(count, "month", notation, day=day_of_month(times))
     elif closed := closed_days(times, steps):
         frequency = Frequency(DAY, notation=notation, without=closed)
     elif DAY <= step < 7 * DAY and not (steps % DAY).any():
@@ -296,9 +317,25 @@ def day_of_week(times: np.ndarray) -> np.ndarray:
 
 def leaves_its_day(times: np.ndarray) -> bool:
     """Whether times fall on different days of the month, and not all on the last one: every 28 days, for example."""
+    return len(np.unique(days_before(times))) > 1 and not bool(is_last_day(times).all())
+
+
+def days_before(times: np.ndarray) -> np.ndarray:
+    """Number of days of its month before each time."""
     days = (times // DAY).astype("datetime64[D]")
-    next_month = (days + 1).astype("datetime64[M]") != days.astype("datetime64[M]")
-    return len(np.unique(days - days.astype("datetime64[M]"))) > 1 and not bool(next_month.all())
+    return (days - days.astype("datetime64[M]")).astype(np.int64)
+
+
+def is_last_day(times: np.ndarray) -> np.ndarray:
+    """Whether each time is on the last day of its month."""
+    return days_before(times + DAY) == 0
+
+
+def day_of_month(times: np.ndarray) -> int:
+    """The day of the month of all times, or the last one of shorter months, as in `Frequency.day`."""
+    days, last = days_before(times) + 1, is_last_day(times)
+    day = int(days.max())
+    return day if last.any() and not last.all() and bool((last | (days == day)).all()) else 0
 
 
 def check_regular(times: np.ndarray, series: np.ndarray, frequency: Frequency, where: str) -> None:

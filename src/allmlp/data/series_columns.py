@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from allmlp.data.columns import SAMPLE_ROWS, ColumnSample, named_column, sample_columns
-from allmlp.data.frequency import HINT, is_time, read_times
+from allmlp.data.frequency import HINT, begins_with_day, is_time, read_times
 from allmlp.data.tables import COMMA_NUMBER, MISSING, Table, TableRow, is_number
 from allmlp.errors import UserError
 
@@ -59,7 +59,7 @@ def find_roles(table: Table, time: str, ids: tuple[str, ...], values: tuple[str,
     finds_values = not values
     if not ids:
         named = [sample.name for sample in others if names_series(sample)]
-        moments = read_moments(rows, time, table.file)
+        moments = read_moments(rows, time, table)
         ids = tuple(name for name in named if not comes_and_goes(name, named, moments, rows))
         if not ids and (values or len(numeric) > 1):  # one must be left to forecast
             ids = numbered_series([sample.name for sample in numeric], moments, rows)
@@ -113,11 +113,12 @@ def with_points(cells: list[str], table: Table) -> list[str]:
     return [cell.translate(POINTS) if COMMA_NUMBER.fullmatch(cell) else cell for cell in cells]
 
 
-def read_moments(rows: list[TableRow], time: str, file: str) -> list[int | None]:
-    """Time of each row, or None."""
+def read_moments(rows: list[TableRow], time: str, table: Table) -> list[int | None]:
+    """Time of each of the first rows of a table, or None."""
     cells = [row[time].strip() for row in rows]
     distinct = list(dict.fromkeys(filter(None, cells)))
-    moments = dict(zip(distinct, read_times(distinct, file).values.tolist())) if distinct else {}
+    day_first = begins_with_day(row[time] for row in table)
+    moments = dict(zip(distinct, read_times(distinct, table.file, day_first).values.tolist())) if distinct else {}
     return [moments.get(cell) for cell in cells]
 
 

@@ -24,7 +24,9 @@ from allmlp.data.frequency import (
     MINUTE,
     Frequency,
     Notation,
+    begins_with_day,
     check_regular,
+    day_of_month,
     detect_frequency,
     read_times,
     steps_within,
@@ -211,6 +213,7 @@ def read_rows(
 ) -> set[TimeKind]:
     """Append the rows of a table to the arrays, and names to `ids`; returns the kinds of its times."""
     kinds, rows, first = set[TimeKind](), iter(table), 1
+    day_first = begins_with_day(row.get(roles.time, "") for row in table)
     while chunk := list(islice(rows, CHUNK)):
         try:
             moments = [row[roles.time].strip() for row in chunk]
@@ -226,7 +229,7 @@ def read_rows(
             raise UserError(f"{table.file}, row {first + moments.index(missing[0])}: no time")
         series.extend([ids.setdefault(name, len(ids)) for name in names])
         values.frombytes(np.stack(columns, 1).tobytes())
-        parsed = read_times(distinct, table.file)
+        parsed = read_times(distinct, table.file, day_first)
         kinds.add(TimeKind(*parsed[1:]))
         parsed_moments = dict(zip(distinct, parsed.values.tolist()))
         times.extend([parsed_moments[moment] for moment in moments])
@@ -285,7 +288,8 @@ def to_grid(
         rows, kind = read_clocks(rows, kind, given, notes)
     refuse_repeated(rows, ids, roles, kind, where)
     if given:
-        frequency = given.replace(notation=kind.notation)
+        day = day_of_month(rows.times) if given.unit == "month" else 0
+        frequency = given.replace(notation=kind.notation, day=day)
     else:
         frequency = detect_frequency(rows.times, rows.series, kind.counted, where, kind.notation)
     check_regular(rows.times, rows.series, frequency, where)

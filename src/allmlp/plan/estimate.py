@@ -98,7 +98,8 @@ class Job(Spec):
 
     @property
     def steps(self) -> int:
-        return math.ceil(self.samples * self.epochs / self.batch_size)
+        # Epochs of a budget in steps are a quotient, which may be rounded up.
+        return math.ceil(round(self.samples * self.epochs / self.batch_size, 6))
 
     @property
     def modality(self) -> str:
@@ -302,7 +303,7 @@ def expected_seconds(job: Job) -> tuple[float, str]:
 
 def strategy(job: Job, mfu: float, sharding: Sharding, grad_checkpointing: bool) -> Strategy:
     gathered = BFLOAT16 if job.precision == "bfloat16" else FLOAT32
-    rest = grad_checkpointing, job.network_bandwidth, gathered
+    rest = grad_checkpointing, job.network_bandwidth, gathered, job.grad_accum_steps
     step = step_time(job.model, job.batch_size, job.gpus, job.card, mfu, sharding, *rest)
     return Strategy(job, sharding, grad_checkpointing, step)
 

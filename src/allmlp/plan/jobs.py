@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,13 @@ def job(name: str, samples: float | None = None, epochs: float | None = None, **
 def from_run(name: str, run: Run, samples: float | None, epochs: float | None, given: dict[str, Any]) -> Job:
     if run.model is None:
         raise UserError(f"{name} has no model of its own; plan the model it starts from")
+    if reason := "its model is frozen at first" if run.freeze_fraction else run.task.against_plan:
+        raise UserError(f"the cost of {name} is not known: {reason}; plan counts a model, forward and backward")
     model, seq_len = run.model, getattr(run.data, "seq_len", None)
     if modality(model) == "text" and seq_len:
         model = model.configure(seq_len=seq_len)
     batch_size = given.pop("batch_size", run.batch_size)
-    if samples is None and epochs is None and run.budget.steps is not None:
-        samples, epochs = run.budget.steps * run.batch_size, 1.0
-    usual_samples = TRAIN_IMAGES.get(getattr(run.data, "path", "")) or TRAIN_EXAMPLES.get(type(run.data).__name__)
-    samples = samples if samples is not None else usual_samples
-    epochs = epochs if epochs is not None else run.budget.epochs
+    samples, epochs = data_of(run, samples, epochs)
     if samples is None or epochs is None:
         raise UserError(f"the size of the training set of {name} is unknown; pass --samples N --epochs E")
     of_recipe: dict[str, Any] = {
@@ -64,3 +63,20 @@ def from_run(name: str, run: Run, samples: float | None, epochs: float | None, g
         "compiled": run.compile,
     }
     return Job(name, model, family(model), float(samples), float(epochs), batch_size=batch_size, **(of_recipe | given))
+
+
+def data_of(run: Run, samples: float | None, epochs: float | None) -> tuple[float | None, float | None]:
+    """Training examples, and how often the run sees each of them; None if unknown. Given numbers take precedence."""
+    examples = TRAIN_IMAGES.get(getattr(run.data, "path", "")) or TRAIN_EXAMPLES.get(type(run.data).__name__)
+    if samples is None and examples is not None and not run.train_per_class:
+        samples = run.train_fraction * (examples - run.val_size)
+    if epochs is not None:
+        return samples, epochs
+    # A repeated example is one of an epoch, and computed several times.
+    by_epochs = None if run.budget.epochs is None else run.budget.epochs * run.aug_repeats
+    if run.budget.steps is None:
+        return samples, by_epochs
+    seen = run.examples(run.budget.steps)
+    if samples is None:
+        return (seen, 1.0) if by_epochs is None else (None, None)
+    return samples, min(seen / samples, math.inf if by_epochs is None else by_epochs)

@@ -4,7 +4,8 @@
 
 Weights, their EMA, the optimizer state and communication buffers exist during the whole step. Gradients grow while
 activations are freed, so the two are never all there at once, except with gradient accumulation, where the gradients of
-the first micro-batch exist when the next one starts. Computing a gradient needs both it and its input.
+the first micro-batch exist when the next one starts; with FSDP2 they are whole until the last one, since only then they
+are reduced. Computing a gradient needs both it and its input.
 """
 
 from __future__ import annotations
@@ -143,12 +144,14 @@ def memory(
     shards = gpus if sharding == "fsdp" else 1
     weight_bytes = FLOAT32 * sum(weight.shard(shards) for weight in all_weights)
     state = sum(state_per_weight(optim, weight.hidden) * weight.shard(shards) for weight in all_weights)
+    sharded = sharding == "fsdp" and grad_accum_steps == 1
+    gradients = weight_bytes if sharded else FLOAT32 * sum(weight.elements for weight in all_weights)
     outside = max((weight.elements for weight in all_weights if not weight.in_block), default=0)
     return Memory(
         weights=weight_bytes,
         ema=weight_bytes if ema else 0,
         optimizer_state=FLOAT32 * state,
-        gradients=weight_bytes,
+        gradients=gradients,
         weight_copies=kept.weight_copies,
         communication_buffers=communication_buffers(all_weights, gpus, sharding, execution.bfloat16_weights),
         activations=examples * (kept.checkpointed if grad_checkpointing else kept.saved),

@@ -5,6 +5,9 @@
     FSDP2    : two all-gathers and a reduce-scatter, (n-1)/n weights each, overlapped with the whole step
     step     = compute + max(communication - what it overlaps with, 0)
 
+Gradients are reduced once per step, in the backward pass of its last micro-batch; FSDP2 gathers the weights twice for
+each micro-batch.
+
 Gradients are float32, and gathered weights bfloat16 where the run computes in it, as `allmlp train` sends them.
 """
 
@@ -67,15 +70,16 @@ def step_time(
     grad_checkpointing: bool,
     bandwidth: float | None = None,
     gathered: int = FLOAT32,
+    grad_accum_steps: int = 1,
 ) -> StepTime:
-    """One step of `batch_size` examples over all GPUs; `bandwidth` in bytes per second and GPU, `gathered` the bytes of
-    a weight that FSDP2 gathers.
+    """One step of `batch_size` examples over all GPUs, in `grad_accum_steps` micro-batches; `bandwidth` in bytes per
+    second and GPU, `gathered` the bytes of a weight that FSDP2 gathers.
     """
     compute = batch_size * training_flops(spec, grad_checkpointing) / (gpus * mfu * gpu.peak)
     bandwidth = bandwidth or (gpu.intra_node if gpus <= GPUS_PER_NODE else gpu.inter_node)
-    per_weight = 2 * FLOAT32 if sharding == "ddp" else 2 * gathered + FLOAT32
+    per_weight = 2 * FLOAT32 if sharding == "ddp" else 2 * gathered * grad_accum_steps + FLOAT32
     sent = per_weight * (gpus - 1) / gpus * measure(spec).parameters
-    overlap = compute * (BACKWARD if sharding == "ddp" else 1.0)
+    overlap = compute * (BACKWARD / grad_accum_steps if sharding == "ddp" else 1.0)
     seconds = sent / bandwidth
     flops = batch_size * training_flops(spec)
     return StepTime(flops, compute, sent, seconds, max(seconds - overlap, 0.0), sent / overlap)

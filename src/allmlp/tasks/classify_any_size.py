@@ -38,6 +38,10 @@ class ClassifyAnySize(Classify):
     def against_fsdp(self) -> str:
         return "train_sizes resizes whole token matrices, which FSDP splits" if self.train_sizes else ""
 
+    @property
+    def against_plan(self) -> str:
+        return "its steps have several image sizes" if self.train_sizes else ""
+
     def build(self, model: Model, dataset: ImageDataset) -> TaskModule:
         return ClassifyAnySizeModule(self, model, dataset)
 

@@ -62,6 +62,10 @@ class Dino(Task):
     def against_fsdp(self) -> str:
         return "it resizes whole token matrices, which FSDP splits"
 
+    @property
+    def against_plan(self) -> str:
+        return "it reads several crops of every image, some of them with a teacher too"
+
     def sized_for(self, model: ModelSpec) -> dict[str, Any]:
         """The fields of `crops` for images of the model's size, in the proportions of the defaults for 224 pixels."""
         size, defaults = model.input_size, MultiCrop()

@@ -39,6 +39,8 @@ class Forecast(Task):
     def configure_model(self, model: ModelSpec, dataset: SeriesDataset) -> ModelSpec:
         if list(self.quantiles) != sorted(set(self.quantiles)):
             raise UserError(f"task.quantiles is to increase, such as 0.1,0.5,0.9, not {self.quantiles}")
+        if self.quantiles and 0.5 not in self.quantiles:
+            raise UserError(f"task.quantiles is to include 0.5, the forecast itself: {self.quantiles} has no median")
         sizes = {"seq_len": dataset.seq_len, "in_chans": len(dataset.columns), "horizon": dataset.horizon}
         if isinstance(model, SeriesEncoder):
             return model.configure(**sizes, quantiles=self.quantiles)

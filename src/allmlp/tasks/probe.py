@@ -107,6 +107,10 @@ def knn_scores(queries: Tensor, bank: Tensor, labels: Tensor, num_classes: int, 
 class Probe(Classify):
     """Linear probing: everything but the head is frozen and in evaluation mode."""
 
+    @property
+    def against_plan(self) -> str:
+        return "it trains the head alone"
+
     def configure_model(self, model: ModelSpec, dataset: ImageDataset) -> ModelSpec:
         if not isinstance(model, Encoder | ResNet):
             raise UserError("a probe needs one of this library's image models")

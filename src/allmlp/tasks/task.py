@@ -71,6 +71,11 @@ class Task(Spec, abstract=True):
         """Why the task cannot be trained with sharding=fsdp; empty if it can."""
         return ""
 
+    @property
+    def against_plan(self) -> str:
+        """Why a training step does not cost what the model costs, forward and backward; empty if it does."""
+        return ""
+
     def check_dataset(self, dataset: Dataset) -> None:
         if not isinstance(dataset, self.dataset_type):
             kind, expected = (
@@ -107,6 +112,10 @@ class DistillationTask(Task, abstract=True):
     def student_task(self) -> Task:
         """The field that is a task."""
         return next(part for part in self.children() if isinstance(part, Task) and part is not self)
+
+    @property
+    def against_plan(self) -> str:
+        return "its teacher reads every example too"
 
     def configure_model(self, model: ModelSpec, dataset: Any) -> ModelSpec:
         return self.student_task.configure_model(model, dataset)
