@@ -304,6 +304,23 @@ def test_classes_keep_their_names_if_their_number_does(folders: dict[str, Path])
     assert "LABEL_0" in allmlp.hf.wrap(folders["classes"], num_labels=len(names) + 1).config.id2label.values()
 
 
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
+def test_texts_with_values_or_several_classes_are_not_predicted_as_one_class(
+    problem: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also not in a folder that held a classifier."""
+    for again in (False, True):
+        place = tmp_path / f"again_{again}"
+        if again:
+            allmlp.hf.wrap(folders["classes"]).save_pretrained(place)
+        allmlp.hf.wrap(folders["text"], "text-classification", num_labels=2, problem_type=problem).save_pretrained(
+            place
+        )
+        allmlp.hf.processor(folders["text"]).save_pretrained(place)
+        with pytest.raises(UserError, match=r"has no preprocessing\.json"):
+            allmlp.predict(place, SENTENCE)
+
+
 def test_padding_that_a_model_was_trained_to_read(folders: dict[str, Path], tmp_path: Path) -> None:
     for name in ("classes", "span"):
         place = shutil.copytree(folders[name], tmp_path / name)

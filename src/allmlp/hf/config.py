@@ -101,16 +101,17 @@ class AllMlpConfig(PreTrainedConfig):
 
     def preprocessing(self) -> ImagePreprocessing | TextPreprocessing | None:
         """Preprocessing for `allmlp`; None if the normalization of images is unknown, or if an example may have several
-        classes, which `allmlp` does not predict.
+        classes or a text has values, which `allmlp` does not predict.
         """
-        if self.problem_type == "multi_label_classification":
+        reads_text = isinstance(self.encoder.stem, TokenEmbed)
+        if self.problem_type == "multi_label_classification" or (self.problem_type == "regression" and reads_text):
             return None
         spec, labels = self.model_spec(), [str(label) for _, label in sorted((self.id2label or {}).items())]
         head = getattr(spec, "head", None)
         classifies = isinstance(head, (ClassifierHead, PooledHead))
         named = classifies and labels != [f"LABEL_{number}" for number in range(len(labels))]
         class_names = tuple(labels) if named else ()
-        if isinstance(self.encoder.stem, TokenEmbed):
+        if reads_text:
             span, translation = isinstance(head, QAHead), isinstance(spec, EncoderDecoder)
             task = "classes" if classifies else "span" if span else "translation" if translation else "text"
             masked = self.mask_padding or task not in READ_PADDING
@@ -129,8 +130,10 @@ class AllMlpConfig(PreTrainedConfig):
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MODELING_FILE).write_text(export_code(), encoding="utf8")
-        preprocessing = self.preprocessing()
-        if preprocessing is not None:
-            (folder / PREPROCESSING_FILE).write_text(to_json(preprocessing), encoding="utf8")
+        preprocessing, file = self.preprocessing(), folder / PREPROCESSING_FILE
+        if preprocessing is None:
+            file.unlink(missing_ok=True)  # of another model that was saved there
+        else:
+            file.write_text(to_json(preprocessing), encoding="utf8")
         self.auto_map = {auto: f"{Path(MODELING_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **options)
