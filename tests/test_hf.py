@@ -382,6 +382,14 @@ def test_beam_search_with_the_cache(name: str, folders: dict[str, Path]) -> None
         assert torch.equal(*found)
 
 
+def test_generation_goes_on_with_a_cache(folders: dict[str, Path]) -> None:
+    model, ids = allmlp.hf.wrap(folders["causal"]), torch.randint(5, 60, (2, 4))
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": -1}
+    first = model.generate(ids, return_dict_in_generate=True, **options)
+    found = model.generate(first.sequences, past_key_values=first.past_key_values, **options)
+    assert torch.equal(found, model.generate(first.sequences, use_cache=False, **options))
+
+
 def test_left_padding_of_a_causal_model(saved: dict[str, Path]) -> None:
     model, ids = auto("causal", saved["causal"]), torch.randint(5, 60, (1, 5))
     padded, mask = torch.nn.functional.pad(ids, (3, 0)), torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])

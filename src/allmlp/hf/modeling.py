@@ -245,6 +245,15 @@ class AllMlpForQuestionAnswering(AllMlpPreTrainedModel):
         return QuestionAnsweringModelOutput(loss, start, end, hidden)
 
 
+class GenerationCache(Cache):
+    """A cache with what `generate` reads of one that is passed to it."""
+
+    is_compileable = False
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+
 class AllMlpGenerationMixin(GenerationMixin):
     """`generate` with the cache of this library."""
 
@@ -283,7 +292,7 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
     ) -> CausalLMOutputWithPast:
         cache: Any = past_key_values
         if use_cache and cache is None and (attention_mask is None or bool(attention_mask.all())):
-            cache = Cache()  # the cache cannot hold rows at different positions
+            cache = GenerationCache()  # the cache cannot hold rows at different positions
         left = None if attention_mask is None or cache is not None else attention_mask.int().argmax(1)
         ids, segments, embeds = (shift(x, left) for x in (input_ids, token_type_ids, inputs_embeds))
         # Padding on the right needs no mask: a causal model does not see it.
@@ -304,7 +313,7 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         if not use_cache or (attention_mask is not None and not bool(attention_mask.all())):
             # Rows of different lengths are at different positions, which the cache cannot hold: recompute everything.
             return {"input_ids": input_ids, "attention_mask": attention_mask}
-        cache = past_key_values or Cache()
+        cache = past_key_values or GenerationCache()
         return {"input_ids": input_ids[:, cache.length :], "past_key_values": cache}
 
 
@@ -371,7 +380,7 @@ class AllMlpForSeq2SeqLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        cache: Any = Cache() if use_cache and past_key_values is None else past_key_values
+        cache: Any = GenerationCache() if use_cache and past_key_values is None else past_key_values
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask, inputs_embeds)
         if decoder_input_ids is None:
@@ -393,7 +402,7 @@ class AllMlpForSeq2SeqLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         encoder_outputs: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        cache = (past_key_values or Cache()) if use_cache else None
+        cache = (past_key_values or GenerationCache()) if use_cache else None
         return {
             "decoder_input_ids": input_ids if cache is None else input_ids[:, cache.length :],
             "past_key_values": cache,
