@@ -107,6 +107,23 @@ def test_bert(kind: str, options: dict[str, Any], dtype: torch.dtype, tmp_path: 
     assert expected.abs().max() > 0.1
 
 
+@pytest.mark.parametrize("segments", [2])
+def test_a_converted_classifier_predicts(segments: int, tmp_path: Path) -> None:
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    options = {"vocab_size": len(vocabulary), "type_vocab_size": segments} | labels
+    peer = publish(tmp_path / "theirs", "BertForSequenceClassification", **options)
+    (tmp_path / "theirs" / "vocab.txt").write_text("\n".join(vocabulary))
+    folder = convert(str(tmp_path / "theirs"), str(tmp_path / "ours"))
+    (alone,), (pair,) = allmlp.predict(folder, ["good film"]), allmlp.predict(folder, [("good film", "bad")])
+    ids, kinds = torch.tensor([[2, 5, 7, 3, 6, 3]]), torch.tensor([[0, 0, 0, 0, 1, 1]]) % segments
+    for found, length in ((alone, 4), (pair, 6)):
+        with torch.no_grad():
+            expected = peer(ids[:, :length], token_type_ids=kinds[:, :length]).logits.softmax(1)[0]
+        for one in found:
+            assert one.probability == pytest.approx(expected[labels["label2id"][one.label]].item(), abs=1e-5)
+
+
 def test_what_a_bert_gives_travels_along(tmp_path: Path) -> None:
     heads = {
         "BertModel": (type(None), None),
