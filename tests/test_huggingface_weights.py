@@ -107,8 +107,9 @@ def test_bert(kind: str, options: dict[str, Any], dtype: torch.dtype, tmp_path: 
     assert expected.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("segments", [2])
+@pytest.mark.parametrize("segments", [1, 2])
 def test_a_converted_classifier_predicts(segments: int, tmp_path: Path) -> None:
+    """One of a single segment reads a pair, too."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
     options = {"vocab_size": len(vocabulary), "type_vocab_size": segments} | labels
@@ -122,6 +123,7 @@ def test_a_converted_classifier_predicts(segments: int, tmp_path: Path) -> None:
             expected = peer(ids[:, :length], token_type_ids=kinds[:, :length]).logits.softmax(1)[0]
         for one in found:
             assert one.probability == pytest.approx(expected[labels["label2id"][one.label]].item(), abs=1e-5)
+    assert ("segments" in allmlp.transform(folder, [("good film", "bad")])) == (segments > 1)
 
 
 def test_what_a_bert_gives_travels_along(tmp_path: Path) -> None:

@@ -108,8 +108,8 @@ class ClassifyTextModule(TaskModule):
 
 
 def class_logits(model: Model, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
-    """Logits, n k; segments are passed only to models that embed them."""
-    options = {"segments": segments} if model.spec.stem.segments else {}
+    """Logits, n k; segments are passed only to models that distinguish them."""
+    options = {"segments": segments} if (model.spec.stem.segments or 0) > 1 else {}
     return model(ids, mask, **options).float()
 
 
