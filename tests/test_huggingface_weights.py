@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -199,6 +200,20 @@ def test_how_pictures_are_prepared_travels_along(tmp_path: Path) -> None:
     assert transformers.ViTConfig.from_pretrained(back).id2label == labels["id2label"]
     publish(tmp_path / "several", "ViTForImageClassification", problem_type="multi_label_classification", **labels)
     assert not (convert(str(tmp_path / "several"), str(tmp_path / "ours")) / "preprocessing.json").exists()
+
+
+@pytest.mark.parametrize("options", [{"num_labels": 2, "problem_type": "regression"}, {"num_labels": 1}])
+def test_values_are_not_probabilities_of_classes(options: dict[str, Any], tmp_path: Path) -> None:
+    """transformers takes a single output for a regression."""
+    peer = publish(tmp_path / "images", "ViTForImageClassification", **options)
+    folder = convert(str(tmp_path / "images"), str(tmp_path / "ours"))
+    (found,) = allmlp.predict(folder, [np.zeros((12, 12, 3), np.uint8)])
+    with torch.no_grad():
+        expected = peer(torch.full((1, 3, 12, 12), -1.0)).logits[0].tolist()
+    assert [one.value for one in found] == pytest.approx(expected, abs=1e-4)
+    publish(tmp_path / "texts", "BertForSequenceClassification", **options)
+    (tmp_path / "texts" / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+    assert not (convert(str(tmp_path / "texts"), str(tmp_path / "converted")) / "preprocessing.json").exists()
 
 
 def test_the_names_in_memory_are_known_too(tmp_path: Path) -> None:

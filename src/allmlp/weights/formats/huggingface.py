@@ -55,8 +55,8 @@ CONFIG, IMAGE_PROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
 """Index files of a model in several parts."""
-MULTI_LABEL = "multi_label_classification"
-"""transformers' name for problems with any number of classes per example."""
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
+"""transformers' names for problems with any number of classes per example, and of values."""
 MAX_TEXT_BYTES = 2**26
 """The largest configuration or tokenizer that is read."""
 
@@ -176,14 +176,16 @@ class HuggingFace(Format):
             return None
         if config.get("problem_type") == MULTI_LABEL:
             return None  # its outputs are not scores of exclusive classes
-        names = class_names(config, getattr(spec.head, "num_classes", 0))
+        outputs = getattr(spec.head, "num_classes", 0)
+        names, has_values = class_names(config, outputs), config.get("problem_type") == REGRESSION or outputs == 1
         if family == "ViT":
             pixels = config.get(IMAGE_PROCESSOR, {})
+            known = ImagePreprocessing((0.0,) * 3, (1.0,) * 3, names, task="values" if has_values else "classes")
             if pixels.get("do_normalize") is False:
-                return ImagePreprocessing((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), names)
-            return ImagePreprocessing(pixels.get("image_mean", HALF), pixels.get("image_std", HALF), names)
+                return known
+            return known.replace(mean=pixels.get("image_mean", HALF), std=pixels.get("image_std", HALF))
         assert isinstance(spec.stem, TokenEmbed)
-        if spec.head is None:
+        if spec.head is None or has_values:  # a text has no values here
             return None
         task = "classes" if isinstance(spec.head, PooledHead) else "span" if isinstance(spec.head, QAHead) else "text"
         return TextPreprocessing(task, spec.stem.seq_len, names)
