@@ -473,6 +473,16 @@ def test_losses_of_an_accumulated_batch(name: str, saved: dict[str, Path]) -> No
     assert torch.allclose(model(**values, labels=labels, num_items_in_batch=4).loss, mean * items / 4)
 
 
+def test_smoothed_labels_of_a_causal_model_are_the_next_tokens(saved: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model, ids = auto("causal", saved["causal"]).eval(), torch.randint(5, 60, (2, 7))
+    arguments = transformers.TrainingArguments(tmp_path, label_smoothing_factor=0.1, report_to="none", use_cpu=True)
+    found = transformers.Trainer(model, arguments).compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+    logits, labels = model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    assert torch.allclose(found, torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1))
+    assert "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[" in code.export_code()
+
+
 # --- without allmlp ----------------------------------------------------------------------------------------------
 
 ELSEWHERE = (

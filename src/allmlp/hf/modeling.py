@@ -20,6 +20,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     SequenceClassifierOutput,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
 from allmlp.errors import UserError
@@ -315,6 +316,10 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
             return {"input_ids": input_ids, "attention_mask": attention_mask}
         cache = past_key_values or GenerationCache()
         return {"input_ids": input_ids[:, cache.length :], "past_key_values": cache}
+
+
+# For label_smoothing_factor the Trainer computes the loss, and moves the labels of the models named here.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["allmlp"] = "AllMlpForCausalLM"
 
 
 def shift(x: Any, left: Tensor | None) -> Any:
