@@ -403,6 +403,18 @@ def test_left_padding_of_a_causal_model(saved: dict[str, Path]) -> None:
     assert model(ids, torch.ones_like(ids), use_cache=True).past_key_values is not None
 
 
+def test_documents_in_one_row_are_refused(saved: dict[str, Path]) -> None:
+    """Of collators that concatenate the texts of a batch; positions as the model has them are accepted."""
+    model = auto("causal", saved["causal"])
+    rows = [{"input_ids": torch.randint(5, 60, (length,)).tolist()} for length in (4, 3)]
+    with pytest.raises(UserError, match="position_ids are not 0, 1, 2"):
+        model(**transformers.DataCollatorWithFlattening(return_tensors="pt")(rows))
+    ids, mask = torch.randint(5, 60, (2, 5)), torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 3, 4], [1, 1, 0, 1, 2]])
+    assert torch.equal(model(ids, mask, position_ids=positions).logits, model(ids, mask).logits)
+    assert model(ids, position_ids=torch.arange(5)[None]).logits.shape[:2] == ids.shape
+
+
 def test_translate(folders: dict[str, Path], saved: dict[str, Path]) -> None:
     model = auto("translation", saved["translation"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(saved["translation"])

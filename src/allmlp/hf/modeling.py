@@ -292,6 +292,8 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         cache: Any = past_key_values
+        if cache is None and kwargs.get("position_ids") is not None:
+            check_positions(kwargs["position_ids"], attention_mask)
         if use_cache and cache is None and (attention_mask is None or bool(attention_mask.all())):
             cache = GenerationCache()  # the cache cannot hold rows at different positions
         left = None if attention_mask is None or cache is not None else attention_mask.int().argmax(1)
@@ -320,6 +322,16 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
 
 # For label_smoothing_factor the Trainer computes the loss, and moves the labels of the models named here.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["allmlp"] = "AllMlpForCausalLM"
+
+
+def check_positions(positions: Tensor, mask: Tensor | None) -> None:
+    """Raise UserError unless the positions, b s, of the real tokens are 0, 1, 2, ..., as the model has them."""
+    real = torch.ones_like(positions, dtype=torch.bool) if mask is None else mask.bool()
+    if bool(((positions != real.cumsum(1) - 1) & real).any()):
+        raise UserError(
+            "position_ids are not 0, 1, 2, ... in every row, as for several documents in one, which the model would "
+            "mix: use a collator that pads them"
+        )
 
 
 def shift(x: Any, left: Tensor | None) -> Any:
