@@ -485,6 +485,22 @@ def test_runs_are_evaluated_on_their_own_data(tmp_path: Path) -> None:
         assert other.metrics[name] == pytest.approx(found.metrics[name], rel=1e-4)
 
 
+def test_data_that_changed_after_the_training_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another split at random has training images in its test."""
+
+    def pixels(seed: int) -> list[tuple[torch.Tensor, int]]:
+        generator = torch.Generator().manual_seed(seed)
+        return [(torch.randn(3, 32, 32, generator=generator), number % 2) for number in range(40)]
+
+    steps, data = {"budget.steps": 1}, pixels(0)
+    allmlp.train(allmlp.Data.of(data), tmp_path, model="mixer_nano", device="cpu", overrides=steps)
+    allmlp.evaluate(tmp_path, device="cpu")
+    assert "have changed" not in caplog.text
+    allmlp.Data.of(pixels(1))  # of the same sizes
+    allmlp.evaluate(tmp_path, device="cpu")
+    assert "the data have changed since the run began" in caplog.text and "training may be among" in caplog.text
+
+
 def test_baselines_have_the_training_examples_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run on few examples is not compared with a baseline, or neighbors, of all."""
     monkeypatch.setattr(Classify, "floors", lambda task, dataset, split: {"examples": len(dataset.train)})

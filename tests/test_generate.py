@@ -152,6 +152,25 @@ def test_the_end_of_a_turn_ends_the_text_and_padding_is_never_chosen(tmp_path: P
         assert list(continue_text(model, tokenizer, [256], 8, choose)) == [3, 4]
 
 
+def test_the_end_of_a_turn_ends_the_text_in_transformers_too(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    hf = pytest.importorskip("allmlp.hf")
+    model = gpt2(1, 8, 2, 9, 320).build()
+    allmlp.save(model, tmp_path)
+    hub_tokenizer(tmp_path, "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
+    wrapped, scores = hf.wrap(tmp_path), torch.zeros(320)
+
+    def prefer(module: object, given: object, found: Any) -> None:
+        found.logits.copy_(scores.expand_as(found.logits))
+
+    wrapped.register_forward_hook(prefer)
+    for best, expected in (([258, 65], [258]), ([257, 65], [257]), ([256, 300, 65], [65] * 8)):
+        scores.zero_()[best] = torch.arange(len(best), 0, -1).float()
+        assert wrapped.generate(torch.tensor([[256]]), do_sample=False, max_new_tokens=8)[0, 1:].tolist() == expected
+    wrapped.save_pretrained(tmp_path / "saved")
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id == [257, 258]
+
+
 def test_settings_of_sampling_are_checked() -> None:
     tokenizer: Tokenizer = TokenizerConfig(vocab_size=40).build(["one two"])
     model = gpt2(1, 8, 2, 9, len(tokenizer)).build().eval()

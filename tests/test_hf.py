@@ -311,6 +311,23 @@ def test_classes_keep_their_names_if_their_number_does(folders: dict[str, Path])
     assert "LABEL_0" in allmlp.hf.wrap(folders["classes"], num_labels=len(names) + 1).config.id2label.values()
 
 
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
+def test_texts_with_values_or_several_classes_are_not_predicted_as_one_class(
+    problem: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also not in a folder that held a classifier."""
+    for again in (False, True):
+        place = tmp_path / f"again_{again}"
+        if again:
+            allmlp.hf.wrap(folders["classes"]).save_pretrained(place)
+        allmlp.hf.wrap(folders["text"], "text-classification", num_labels=2, problem_type=problem).save_pretrained(
+            place
+        )
+        allmlp.hf.processor(folders["text"]).save_pretrained(place)
+        with pytest.raises(UserError, match=r"has no preprocessing\.json"):
+            allmlp.predict(place, SENTENCE)
+
+
 def test_padding_that_a_model_was_trained_to_read(folders: dict[str, Path], tmp_path: Path) -> None:
     for name in ("classes", "span"):
         place = shutil.copytree(folders[name], tmp_path / name)
@@ -372,6 +389,14 @@ def test_beam_search_with_the_cache(name: str, folders: dict[str, Path]) -> None
         assert torch.equal(*found)
 
 
+def test_generation_goes_on_with_a_cache(folders: dict[str, Path]) -> None:
+    model, ids = allmlp.hf.wrap(folders["causal"]), torch.randint(5, 60, (2, 4))
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": -1}
+    first = model.generate(ids, return_dict_in_generate=True, **options)
+    found = model.generate(first.sequences, past_key_values=first.past_key_values, **options)
+    assert torch.equal(found, model.generate(first.sequences, use_cache=False, **options))
+
+
 def test_left_padding_of_a_causal_model(saved: dict[str, Path]) -> None:
     model, ids = auto("causal", saved["causal"]), torch.randint(5, 60, (1, 5))
     padded, mask = torch.nn.functional.pad(ids, (3, 0)), torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
@@ -383,6 +408,18 @@ def test_left_padding_of_a_causal_model(saved: dict[str, Path]) -> None:
     cached = model(padded, mask, use_cache=True)  # a cache has no rows at different positions: there is none
     assert torch.equal(cached.logits, found.logits) and cached.past_key_values is None
     assert model(ids, torch.ones_like(ids), use_cache=True).past_key_values is not None
+
+
+def test_documents_in_one_row_are_refused(saved: dict[str, Path]) -> None:
+    """Of collators that concatenate the texts of a batch; positions as the model has them are accepted."""
+    model = auto("causal", saved["causal"])
+    rows = [{"input_ids": torch.randint(5, 60, (length,)).tolist()} for length in (4, 3)]
+    with pytest.raises(UserError, match="position_ids are not 0, 1, 2"):
+        model(**transformers.DataCollatorWithFlattening(return_tensors="pt")(rows))
+    ids, mask = torch.randint(5, 60, (2, 5)), torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 3, 4], [1, 1, 0, 1, 2]])
+    assert torch.equal(model(ids, mask, position_ids=positions).logits, model(ids, mask).logits)
+    assert model(ids, position_ids=torch.arange(5)[None]).logits.shape[:2] == ids.shape
 
 
 def test_translate(folders: dict[str, Path], saved: dict[str, Path]) -> None:
@@ -453,6 +490,16 @@ def test_losses_of_an_accumulated_batch(name: str, saved: dict[str, Path]) -> No
     items = {"text": 14, "causal": 12}.get(name, 2)
     mean = model(**values, labels=labels).loss
     assert torch.allclose(model(**values, labels=labels, num_items_in_batch=4).loss, mean * items / 4)
+
+
+def test_smoothed_labels_of_a_causal_model_are_the_next_tokens(saved: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model, ids = auto("causal", saved["causal"]).eval(), torch.randint(5, 60, (2, 7))
+    arguments = transformers.TrainingArguments(tmp_path, label_smoothing_factor=0.1, report_to="none", use_cpu=True)
+    found = transformers.Trainer(model, arguments).compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+    logits, labels = model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    assert torch.allclose(found, torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1))
+    assert "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[" in code.export_code()
 
 
 # --- without allmlp ----------------------------------------------------------------------------------------------

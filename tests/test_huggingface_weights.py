@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -107,6 +108,25 @@ def test_bert(kind: str, options: dict[str, Any], dtype: torch.dtype, tmp_path: 
     assert expected.abs().max() > 0.1
 
 
+@pytest.mark.parametrize("segments", [1, 2])
+def test_a_converted_classifier_predicts(segments: int, tmp_path: Path) -> None:
+    """One of a single segment reads a pair, too."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    options = {"vocab_size": len(vocabulary), "type_vocab_size": segments} | labels
+    peer = publish(tmp_path / "theirs", "BertForSequenceClassification", **options)
+    (tmp_path / "theirs" / "vocab.txt").write_text("\n".join(vocabulary))
+    folder = convert(str(tmp_path / "theirs"), str(tmp_path / "ours"))
+    (alone,), (pair,) = allmlp.predict(folder, ["good film"]), allmlp.predict(folder, [("good film", "bad")])
+    ids, kinds = torch.tensor([[2, 5, 7, 3, 6, 3]]), torch.tensor([[0, 0, 0, 0, 1, 1]]) % segments
+    for found, length in ((alone, 4), (pair, 6)):
+        with torch.no_grad():
+            expected = peer(ids[:, :length], token_type_ids=kinds[:, :length]).logits.softmax(1)[0]
+        for one in found:
+            assert one.probability == pytest.approx(expected[labels["label2id"][one.label]].item(), abs=1e-5)
+    assert ("segments" in allmlp.transform(folder, [("good film", "bad")])) == (segments > 1)
+
+
 def test_what_a_bert_gives_travels_along(tmp_path: Path) -> None:
     heads = {
         "BertModel": (type(None), None),
@@ -192,6 +212,20 @@ def test_values_are_no_classes(tmp_path: Path) -> None:
     assert found.problem_type == "regression" and found.id2label == labels["id2label"]
     publish(tmp_path / "texts", "BertForSequenceClassification", problem_type="regression", **labels)
     assert not (convert(str(tmp_path / "texts"), str(tmp_path / "ours")) / "preprocessing.json").exists()
+
+
+@pytest.mark.parametrize("options", [{"num_labels": 2, "problem_type": "regression"}, {"num_labels": 1}])
+def test_values_are_not_probabilities_of_classes(options: dict[str, Any], tmp_path: Path) -> None:
+    """transformers takes a single output for a regression."""
+    peer = publish(tmp_path / "images", "ViTForImageClassification", **options)
+    folder = convert(str(tmp_path / "images"), str(tmp_path / "ours"))
+    (found,) = allmlp.predict(folder, [np.zeros((12, 12, 3), np.uint8)])
+    with torch.no_grad():
+        expected = peer(torch.full((1, 3, 12, 12), -1.0)).logits[0].tolist()
+    assert [one.value for one in found] == pytest.approx(expected, abs=1e-4)
+    publish(tmp_path / "texts", "BertForSequenceClassification", **options)
+    (tmp_path / "texts" / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+    assert not (convert(str(tmp_path / "texts"), str(tmp_path / "converted")) / "preprocessing.json").exists()
 
 
 def test_the_names_in_memory_are_known_too(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from allmlp.prediction import Predictor, TextPredictor, open_predictor
 from allmlp.prediction.forecast import Forecaster, series_folder
 from allmlp.prediction.predictor import check_vocabulary
 from allmlp.prediction.stream import Pixels
-from allmlp.record import read_run
+from allmlp.record import describe_data, read_run, warn_of_other_data
 from allmlp.report.predictions import calibrate, logits_of
 from allmlp.run import Run
 from allmlp.spec import override_all
@@ -226,6 +226,9 @@ def evaluate_run(name: str, knn: int | None, setup: Setup) -> Evaluation:
     task: Task = KnnEval(knn) if knn else run.task
     dataset = run.select(run.data.for_model(name).load())
     task.check_dataset(dataset)
+    if world.is_main:
+        leak = ": examples of the model's training may be among those it is evaluated on"
+        warn_of_other_data(path, describe_data(dataset), leak)
     model = folder.load(path, device=world.device, dtype=None)
     if isinstance(run.data, TextData):
         check_tokenizer(run.data, dataset, model, name)

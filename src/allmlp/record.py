@@ -108,13 +108,26 @@ def claim(out: Path, run: Run, world: World, dataset: Dataset) -> None:
 
 def record_data(out: Path, world: World, dataset: Dataset) -> None:
     """Add checksum and number of examples to run.json; a warning if the run began with other data."""
-    record = {"sha256": dataset.checksum()} | split_sizes(dataset) if world.is_main else {}
+    record = describe_data(dataset) if world.is_main else {}
     add_to_record(out, world, {"data": record})
-    if world.is_main and (recorded := read_record(out)["data"]) != record:
+    if world.is_main:
+        warn_of_other_data(out, record)
+
+
+def warn_of_other_data(out: Path, record: dict[str, Any], consequence: str = "") -> None:
+    """A warning if the run in `out` began with other data than those of `record`; it may have recorded none."""
+    recorded = read_record(out).get("data")
+    if recorded and recorded != record:
         began, now = (
             ", ".join(f"{data[name]:,} {name}" for name in data if name != "sha256") for data in (recorded, record)
         )
-        log.warning("the data have changed since the run began: examples were %s, and are %s", began, now)
+        log.warning(
+            "the data have changed since the run began: examples were %s, and are %s%s", began, now, consequence
+        )
+
+
+def describe_data(dataset: Dataset) -> dict[str, Any]:
+    return {"sha256": dataset.checksum()} | split_sizes(dataset)
 
 
 def split_sizes(dataset: Dataset) -> dict[str, int]:

@@ -32,6 +32,17 @@ def test_trained_saved_and_read_again(algorithm: str, lowercase: bool, tmp_path:
     assert made.special_tokens_mask.sum() == 5 and not made.special_tokens_mask[ids].any()
 
 
+def test_tokens_of_bytes_are_read_as_text() -> None:
+    made = TokenizerConfig("bpe", 300).build(["un été chaud"] * 20)
+    (ids,) = made.encode(["un été chaud"])
+    assert [made.token_text(number) for number in ids] == [" un", " été", " chaud"]
+    assert made.token_text(made.mask_token_id) == "[MASK]"
+    (half, _) = made.encode(["ж"])[0][-2:]  # of a character
+    assert made.token_text(half) == made.id_to_token(half)
+    words = TokenizerConfig("wordpiece", 300).build(["un chaud", "una"] * 20)
+    assert all(words.token_text(number) == words.id_to_token(number) for number in range(len(words)))
+
+
 @pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
 def test_words_and_their_pieces(algorithm: str) -> None:
     made = TokenizerConfig(algorithm, 60 if algorithm != "bpe" else 300).build(TEXT)

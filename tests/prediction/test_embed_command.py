@@ -86,6 +86,20 @@ def test_nearest_inputs(images: Path, photos: Path, tmp_path: Path, command: Com
     assert sorted(one["name"] for one in found) == [str(photos / name) for name in FILES if name != "0.png"]
 
 
+def test_features_without_the_names_of_their_rows(images: Path, photos: Path, tmp_path: Path, command: Command) -> None:
+    file = tmp_path / "f.npy"
+    command("embed", images, photos, "--out", file, "--device", "cpu")
+    whole = np.load(file)
+    for changed, what in (
+        (whole[:3], "it has 3 rows, and f.names.csv"),
+        (np.concatenate([whole, whole]), f"it has {2 * len(whole)} rows, and f.names.csv {len(whole)} names"),
+        (whole[0], "not a row for each input"),
+    ):
+        np.save(file, changed)
+        code, out, err = command("embed", images, file, "--near", photos / "0.png", "--device", "cpu")
+        assert code == 2 and not out and what in err
+
+
 def test_nearest_texts(texts: Path, tmp_path: Path, command: Command) -> None:
     file = tmp_path / "t.csv"
     file.write_text("text\nthe cat sat\na dog jumped over the blue fence\none two three\n")

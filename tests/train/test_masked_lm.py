@@ -295,6 +295,13 @@ def test_padding_does_not_change_predictions(data: Corpus, tmp_path: Path) -> No
     assert [word for word, _ in alone[0]] == [opened.tokenizer.id_to_token(int(n)) for n in logits.topk(5).indices]
 
 
+def test_predicted_tokens_of_bytes_are_text() -> None:
+    tokenizer = TokenizerConfig("bpe", 280).build(["un été chaud"] * 20)
+    model = allmlp.create(GMLP.configure(vocab_size=len(tokenizer), seq_len=16), seed=0).eval()
+    ((found,),) = fill_masks(model, tokenizer, ["un [MASK]"], len(tokenizer))
+    assert " été" in [token for token, _ in found]
+
+
 def test_unsuitable_models_and_data_are_refused(data: Corpus, tmp_path: Path) -> None:
     with pytest.raises(allmlp.UserError, match="needs a model that reads text"):
         loop.train(run(data, small().model), tmp_path / "a", "cpu")

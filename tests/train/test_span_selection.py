@@ -68,6 +68,13 @@ def test_recurring_spans(text: str, found: dict[int, int], tokenizer: Tokenizer)
     assert lengths(tokenizer, text) == found
 
 
+def test_words_with_accents_are_words() -> None:
+    """In a vocabulary of bytes, too."""
+    made = TokenizerConfig("bpe", 300, lowercase=False).build(["un été chaud", "été, café"] * 20)
+    content, (ids,) = SpanVocab(made).content, made.encode(["été café,"])
+    assert content[ids].tolist() == [True, True, False]
+
+
 def question(tokenizer: Tokenizer, text: str, first: int, length: int, place: float, size: int = 0) -> SpanBatch:
     ids = row(tokenizer, text, size)
     chosen = (torch.tensor([[value]]) for value in (first, length, place))

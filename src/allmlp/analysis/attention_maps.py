@@ -78,7 +78,7 @@ def text_input(model: Model, tokenizer: Tokenizer, text: str) -> TextInput:
         return tuple(torch.tensor([ids], device=model.device) for ids in several)
 
     def names(ids: list[int]) -> list[str]:
-        return [tokenizer.id_to_token(number) for number in ids]
+        return [tokenizer.token_text(number) for number in ids]
 
     (ids,), start, end = tokenizer.encode([text]), tokenizer.cls_token_id, tokenizer.sep_token_id
     if isinstance(model, EncoderDecoderModel):

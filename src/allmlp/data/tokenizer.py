@@ -169,6 +169,14 @@ class Tokenizer:
     def id_to_token(self, token_id: int) -> str:
         return self.tokenizer.id_to_token(token_id)
 
+    def token_text(self, token_id: int) -> str:
+        """A token as people read it: one of bytes is decoded, if its bytes are whole characters."""
+        token = self.id_to_token(token_id) or ""
+        if type(self.tokenizer.decoder).__name__ != "ByteLevel":
+            return token
+        text = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return token if "\ufffd" in text else text
+
     def starts(self, ids: Tensor) -> Tensor:
         """Whether each token, b s, is the [CLS] of a text; if it is the same token as [SEP], the one after a [SEP] or
         first in the row.

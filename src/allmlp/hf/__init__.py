@@ -117,9 +117,12 @@ def wrap(model: Model | str | os.PathLike[str], task: str | None = None, **optio
         state = {name: value for name, value in source.state_dict().items() if name in parts}
         wrapped.model.load_state_dict({n: v for n, v in state.items() if not n.startswith("head.")}, strict=False)
     if wrapped.can_generate() and path is not None:
-        # [SEP], which ends the text, is the only special token that may be generated.
-        special = load_tokenizer(path).special_tokens_mask.nonzero().flatten().tolist()
-        wrapped.generation_config.suppress_tokens = [token for token in special if token != config.eos_token_id]
+        # [SEP], which ends the text, is the only special token that may be generated; as in `continue_text`.
+        tokens = load_tokenizer(path)
+        unused = range(len(tokens), wrapped.config.vocab_size)  # of a vocabulary padded to a round size
+        wrapped.generation_config.suppress_tokens = [*sorted(tokens.special_ids - {config.eos_token_id}), *unused]
+        if len(tokens.stop_token_ids) > 1:
+            wrapped.generation_config.eos_token_id = sorted(tokens.stop_token_ids)
     if isinstance(source, EncoderDecoderModel):
         # Training shifts the target by one, so the decoder's last position is never trained.
         wrapped.generation_config.max_length = source.spec.decoder.stem.tokens - 1

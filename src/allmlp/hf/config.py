@@ -130,8 +130,10 @@ class AllMlpConfig(PreTrainedConfig):
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MODELING_FILE).write_text(export_code(), encoding="utf8")
-        preprocessing = self.preprocessing()
-        if preprocessing is not None:
-            (folder / PREPROCESSING_FILE).write_text(to_json(preprocessing), encoding="utf8")
+        preprocessing, file = self.preprocessing(), folder / PREPROCESSING_FILE
+        if preprocessing is None:
+            file.unlink(missing_ok=True)  # of another model that was saved there
+        else:
+            file.write_text(to_json(preprocessing), encoding="utf8")
         self.auto_map = {auto: f"{Path(MODELING_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **options)

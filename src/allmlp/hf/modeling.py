@@ -20,6 +20,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     SequenceClassifierOutput,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
 from allmlp.errors import UserError
@@ -246,6 +247,15 @@ class AllMlpForQuestionAnswering(AllMlpPreTrainedModel):
         return QuestionAnsweringModelOutput(loss, start, end, hidden)
 
 
+class GenerationCache(Cache):
+    """A cache with what `generate` reads of one that is passed to it."""
+
+    is_compileable = False
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+
 class AllMlpGenerationMixin(GenerationMixin):
     """`generate` with the cache of this library."""
 
@@ -283,8 +293,10 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         cache: Any = past_key_values
+        if cache is None and kwargs.get("position_ids") is not None:
+            check_positions(kwargs["position_ids"], attention_mask)
         if use_cache and cache is None and (attention_mask is None or bool(attention_mask.all())):
-            cache = Cache()  # the cache cannot hold rows at different positions
+            cache = GenerationCache()  # the cache cannot hold rows at different positions
         left = None if attention_mask is None or cache is not None else attention_mask.int().argmax(1)
         ids, segments, embeds = (shift(x, left) for x in (input_ids, token_type_ids, inputs_embeds))
         # Padding on the right needs no mask: a causal model does not see it.
@@ -305,8 +317,22 @@ class AllMlpForCausalLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         if not use_cache or (attention_mask is not None and not bool(attention_mask.all())):
             # Rows of different lengths are at different positions, which the cache cannot hold: recompute everything.
             return {"input_ids": input_ids, "attention_mask": attention_mask}
-        cache = past_key_values or Cache()
+        cache = past_key_values or GenerationCache()
         return {"input_ids": input_ids[:, cache.length :], "past_key_values": cache}
+
+
+# For label_smoothing_factor the Trainer computes the loss, and moves the labels of the models named here.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["allmlp"] = "AllMlpForCausalLM"
+
+
+def check_positions(positions: Tensor, mask: Tensor | None) -> None:
+    """Raise UserError unless the positions, b s, of the real tokens are 0, 1, 2, ..., as the model has them."""
+    real = torch.ones_like(positions, dtype=torch.bool) if mask is None else mask.bool()
+    if bool(((positions != real.cumsum(1) - 1) & real).any()):
+        raise UserError(
+            "position_ids are not 0, 1, 2, ... in every row, as for several documents in one, which the model would "
+            "mix: use a collator that pads them"
+        )
 
 
 def shift(x: Any, left: Tensor | None) -> Any:
@@ -372,7 +398,7 @@ class AllMlpForSeq2SeqLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        cache: Any = Cache() if use_cache and past_key_values is None else past_key_values
+        cache: Any = GenerationCache() if use_cache and past_key_values is None else past_key_values
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask, inputs_embeds)
         if decoder_input_ids is None:
@@ -394,7 +420,7 @@ class AllMlpForSeq2SeqLM(AllMlpPreTrainedModel, AllMlpGenerationMixin):
         encoder_outputs: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        cache = (past_key_values or Cache()) if use_cache else None
+        cache = (past_key_values or GenerationCache()) if use_cache else None
         return {
             "decoder_input_ids": input_ids if cache is None else input_ids[:, cache.length :],
             "past_key_values": cache,

@@ -76,11 +76,16 @@ def read_features(file: Path) -> Iterator[NamedFeatures]:
 def read_npy(file: Path) -> Iterator[NamedFeatures]:
     with naming(file):
         values = np.load(file, mmap_mode="r", allow_pickle=False)
+        if values.ndim != 2:
+            raise ValueError(f"it has the shape {list(values.shape)}, not a row for each input")
         with open(names_file(file), encoding="utf8", newline="") as source:
             start = 0
             for rows in chunks(csv.DictReader(source), CHUNK):
-                yield NamedFeatures([row["input"] for row in rows], np.asarray(values[start : start + len(rows)]))
+                if start + len(rows) <= len(values):
+                    yield NamedFeatures([row["input"] for row in rows], np.asarray(values[start : start + len(rows)]))
                 start += len(rows)
+        if start != len(values):
+            raise ValueError(f"it has {len(values):,} rows, and {names_file(file).name} {start:,} names")
 
 
 @contextmanager

@@ -333,8 +333,8 @@ class TextPredictor:
         return [answer_question(self.model, self.tokenizer, *pair, spec) for pair in questions]
 
     def collate(self, pairs: list[tuple[str, str]]) -> dict[str, Any]:
-        """The arguments of an encoder: ids `x`, `mask`, and `segments` if it embeds them; n s. The mask is None if the
-        model reads padding.
+        """The arguments of an encoder: ids `x`, `mask`, and `segments` if it distinguishes them; n s. The mask is None
+        if the model reads padding.
         """
         model = self.original
         if not isinstance(model, EncoderModel):
@@ -344,7 +344,7 @@ class TextPredictor:
         masked = self.preprocessing.mask_padding
         ids, segments = encode_pairs(model, self.tokenizer, pairs, masked)
         stem = model.spec.stem
-        has_segments = isinstance(stem, TokenEmbed) and stem.segments is not None
+        has_segments = isinstance(stem, TokenEmbed) and (stem.segments or 0) > 1
         mask = ~self.tokenizer.padding(ids) if masked else None
         return {"x": ids, "mask": mask} | ({"segments": segments} if has_segments else {})
 

@@ -80,7 +80,7 @@ def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[A
     for text, layer, second in items:
         if second:
             inputs = service.predictor.collate([(text, second)])
-            tokens = [service.tokenizer.id_to_token(number) for number in inputs["x"][0].tolist()]
+            tokens = [service.tokenizer.token_text(number) for number in inputs["x"][0].tolist()]
             responses.append(response(layer, layer_weights(service, layer, **inputs), tokens, tokens))
             continue
         read = text_input(service.model, service.tokenizer, text)
@@ -89,7 +89,7 @@ def attend_to_texts(service: TextService, items: list[AttentionInput]) -> list[A
         if layer.startswith("decoder."):
             rows = read.predicted
             if branch(layer) != "cross":  # the decoder reads what it has predicted one position earlier
-                columns = [service.tokenizer.id_to_token(number) for number in read.inputs[1][0].tolist()]
+                columns = [service.tokenizer.token_text(number) for number in read.inputs[1][0].tolist()]
         responses.append(response(layer, weights, rows, columns))
     return responses
 

@@ -15,7 +15,7 @@ from allmlp.data.sampler import Batch
 from allmlp.data.tokenizer import Tokenizer
 from allmlp.device import sum_dtype
 from allmlp.errors import UserError
-from allmlp.layers.head import ClassifierHead
+from allmlp.layers.head import ClassifierHead, PooledHead
 from allmlp.layers.pool import FirstTokenPool, MeanPool, Pool
 from allmlp.models.encoder import Encoder
 from allmlp.models.model import Model, ModelSpec
@@ -108,8 +108,8 @@ class ClassifyTextModule(TaskModule):
 
 
 def class_logits(model: Model, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
-    """Logits, n k; segments are passed only to models that embed them."""
-    options = {"segments": segments} if model.spec.stem.segments else {}
+    """Logits, n k; segments are passed only to models that distinguish them."""
+    options = {"segments": segments} if (model.spec.stem.segments or 0) > 1 else {}
     return model(ids, mask, **options).float()
 
 
@@ -132,7 +132,7 @@ def classify_texts(
     """Class probabilities, n k, of sentence pairs; the second sentence may be empty."""
     spec = model.spec
     pooled = isinstance(spec, Encoder) and isinstance(spec.pool, (FirstTokenPool, MeanPool))
-    if not pooled or not isinstance(spec.head, ClassifierHead):
+    if not pooled or not isinstance(spec.head, (ClassifierHead, PooledHead)):
         raise UserError("the model does not classify text")
     ids, segments = encode_pairs(model, tokenizer, texts, mask_padding)
     mask = ~tokenizer.padding(ids) if mask_padding else None

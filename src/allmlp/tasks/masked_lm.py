@@ -264,7 +264,7 @@ def fill_masks(
         probabilities = model.forward_head(features[None])[0].float().softmax(1)
     best = probabilities.topk(min(top_k, probabilities.shape[1]), dim=1)
     predictions = iter(
-        [(tokenizer.id_to_token(token), probability) for token, probability in zip(tokens, values)]
+        [(tokenizer.token_text(token), probability) for token, probability in zip(tokens, values)]
         for tokens, values in zip(best.indices.tolist(), best.values.tolist())
     )
     return [[next(predictions) for _ in row] for row in masks]

@@ -142,8 +142,8 @@ class SpanVocab:
         self.cls_token_id, self.sep_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
         self.ordinary = ~tokenizer.special_tokens_mask.to(device)
         self.continuation = tokenizer.continuation_mask.to(device)
-        tokens = [tokenizer.id_to_token(number) or "" for number in range(len(tokenizer))]
-        words = [token.removeprefix("##").lstrip("Ġ▁").lower() for token in tokens]
+        tokens = [tokenizer.token_text(number) for number in range(len(tokenizer))]
+        words = [token.removeprefix("##").lstrip("▁ ").lower() for token in tokens]
         content = [word.isalnum() and word not in FUNCTION_WORDS for word in words]
         letters = [len(word) == 1 and not word.isdigit() for word in words]
         single = torch.tensor(letters, device=device) & ~self.continuation

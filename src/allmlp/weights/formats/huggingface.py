@@ -55,10 +55,8 @@ CONFIG, IMAGE_PROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
 """Index files of a model in several parts."""
-MULTI_LABEL = "multi_label_classification"
-"""transformers' name for problems with any number of classes per example."""
-REGRESSION = "regression"
-"""And for those of values."""
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
+"""transformers' names for problems with any number of classes per example, and of values."""
 MAX_TEXT_BYTES = 2**26
 """The largest configuration or tokenizer that is read."""
 
@@ -177,17 +175,18 @@ class HuggingFace(Format):
         if isinstance(spec, SeriesEncoder):
             return None
         problem = config.get("problem_type")
-        if problem == MULTI_LABEL or (problem == REGRESSION and family != "ViT"):
+        if problem == MULTI_LABEL:
             return None  # its outputs are not scores of exclusive classes
-        names = class_names(config, getattr(spec.head, "num_classes", 0))
+        outputs = getattr(spec.head, "num_classes", 0)
+        names, has_values = class_names(config, outputs), problem == REGRESSION or outputs == 1
         if family == "ViT":
             pixels = config.get(IMAGE_PROCESSOR, {})
             mean, std = pixels.get("image_mean", HALF), pixels.get("image_std", HALF)
             if pixels.get("do_normalize") is False:
                 mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-            return ImagePreprocessing(mean, std, names, task="values" if problem == REGRESSION else "classes")
+            return ImagePreprocessing(mean, std, names, task="values" if has_values else "classes")
         assert isinstance(spec.stem, TokenEmbed)
-        if spec.head is None:
+        if spec.head is None or has_values:  # a text has no values here
             return None
         task = "classes" if isinstance(spec.head, PooledHead) else "span" if isinstance(spec.head, QAHead) else "text"
         return TextPreprocessing(task, spec.stem.seq_len, names)
