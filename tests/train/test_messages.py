@@ -64,7 +64,7 @@ def test_only_accuracies_of_independent_examples_have_an_interval() -> None:
     assert messages.describe_examples({"accuracy": 0.0}, rows, False) == "(1 example)"
 
 
-class OtherBlobs(Blobs):
+class RenamedBlobs(Blobs):
     def load(self) -> Any:
         dataset = super().load()
         return dataclasses.replace(dataset, class_names=tuple(f"other {name}" for name in dataset.class_names))
@@ -72,7 +72,7 @@ class OtherBlobs(Blobs):
 
 def test_new_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loop.train(small(), tmp_path / "a", "cpu")
-    loop.train(small(init_from=str(tmp_path / "a"), data=OtherBlobs()), tmp_path / "b", "cpu")
+    loop.train(small(init_from=str(tmp_path / "a"), data=RenamedBlobs()), tmp_path / "b", "cpu")
     loop.train(small(init_from=str(tmp_path / "a")), tmp_path / "c", "cpu")
     starts = [line for line in capsys.readouterr().err.splitlines() if line.startswith("start ")]
     assert starts[1:] == [f"start     {tmp_path / 'a'}, head.proj new", f"start     {tmp_path / 'a'}"]
