@@ -39,7 +39,7 @@ class Table:
     def __init__(self, features: dict[str, Any], columns: dict[str, list[Any]]) -> None:
         self.features, self.columns = features, columns
 
-    def __getitem__(self, key: str | int) -> Any:
+    def __getitem__(self, key: str | int | slice) -> Any:
         if isinstance(key, str):
             return self.columns[key]
         assert all(not feature.decode for feature in self.features.values() if isinstance(feature, Picture))
@@ -174,6 +174,17 @@ def test_a_column_of_bytes_without_a_type(library: dict[str, Any]) -> None:
     found = read("x")
     assert len(found.train) == 8 and len(found.test) == 2
     assert found.train.fetch(torch.arange(8)).images[:, 2, 7, 7].tolist() == [n * 37 % 256 for n in range(8)]
+
+
+def test_images_are_looked_for_beyond_the_first_row(library: dict[str, Any]) -> None:
+    columns = table([0, 1] * 4).columns
+    library["x"] = {
+        "train": Table({"img": None, "label": None}, {"img": [None, *columns["img"][1:]]} | {"label": [0, 1] * 4})
+    }
+    assert len(read("x").train) > 0
+    library["none"] = {"train": Table({"img": None, "label": None}, {"img": [], "label": []})}
+    with pytest.raises(UserError, match="unknown column of none 'image'"):
+        read("none")
 
 
 def test_corrupt_cells(library: dict[str, Any], tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from allmlp.files import expand_user, read_regular
 from allmlp.spec import Rate, Seed, Size
 
 TEST_SPLITS = ("validation", "valid", "val", "test")
+PEEKED_ROWS = 16
+"""Rows whose cells are looked at to find the images."""
 
 
 class HubDataset(Data):
@@ -56,7 +58,7 @@ class HubDataset(Data):
         tested = {chosen: lookup(chosen, tables, f"split of {self.name}")} if chosen else {}
         features = train.features
         images = [name for name, feature in features.items() if isinstance(feature, library.Image)]
-        images = images or [name for name, cell in train[0].items() if is_image(cell)]
+        images = images or [name for name, cells in train[:PEEKED_ROWS].items() if any(map(is_image, cells))]
         image = self.image_column or next(iter(images), "image")
         labels = [name for name, feature in features.items() if isinstance(feature, library.ClassLabel)]
         label = self.label_column or ("label" if "label" in features else next(iter(labels), "label"))
@@ -141,10 +143,11 @@ def class_indices(values: Iterable[Any], classes: tuple[str, ...], source: str) 
 
 
 def embeds_images(file: str) -> bool:
-    """Whether a Parquet file has a column with the images themselves, by its metadata or its first row."""
+    """Whether a Parquet file has a column with the images themselves, by its metadata or its first rows."""
     if table_suffix(file) != ".parquet":
         return False
     with open_parquet(file) as parquet:
-        features = (parquet.schema_arrow.metadata or {}).get(b"huggingface", b"")
-        first = next(parquet.iter_batches(1), None)
-        return b'"_type": "Image"' in features or any(map(is_image, first.to_pylist()[0].values() if first else ()))
+        if b'"_type": "Image"' in (parquet.schema_arrow.metadata or {}).get(b"huggingface", b""):
+            return True
+        rows = next(parquet.iter_batches(PEEKED_ROWS), None)
+        return rows is not None and any(is_image(cell) for row in rows.to_pylist() for cell in row.values())
